@@ -214,7 +214,9 @@ def own_progress(monkeypatch, tmp_path):
     from tests.course.bytes_sent import BYTES
 
     monkeypatch.setattr(record, "place", lambda: tmp_path / "progress.json")
+    monkeypatch.setattr(record, "_met", {})
     monkeypatch.setattr(checks, "_session", {})
+    monkeypatch.setattr(checks, "_judged", {})
     monkeypatch.setitem(EXERCISES, BYTES.id, BYTES)
     for variable in ("CHECK_STRICT", "NBGRADER_EXECUTION"):
         monkeypatch.delenv(variable, raising=False)

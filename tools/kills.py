@@ -1,6 +1,7 @@
 """Judges the programs that each exercise lists, and keeps what came out in book/kill_table.json, for the book's table.
 
     python tools/kills.py            # what `make kills` runs: exercises that changed since they were last tried
+    python tools/kills.py 03 09.1    # these chapters and exercises, changed or not
     python tools/kills.py --check    # runs nothing; fails naming the exercises that changed
 
 An exercise has changed if its file has changed, but for comments, docstrings and line breaks, or a file that judges
@@ -72,10 +73,13 @@ def keep(rows: dict[str, dict]) -> None:
 
 
 def try_one(exercise_id: str, turns: Turns) -> tuple[dict, list[str]]:
-    """The numbers of an exercise, and a line for each program whose verdict is not the one that it must get."""
+    """The numbers of an exercise, and a line for each program whose verdict is not the one that it must get.
+
+    Of mutants that pass, the line is what its list of equivalent ones would say.
+    """
     from course.check import find, new_seed  # `--check` needs no torch
     from course.check.judge import judge
-    from course.check.tried import try_right, try_slips, try_wrong
+    from course.check.tried import try_mutants, try_right, try_slips, try_wrong
 
     exercise, seed = find(exercise_id), new_seed()
     turns.begin(exercise_id, alone=False)
@@ -85,6 +89,7 @@ def try_one(exercise_id: str, turns: Turns) -> tuple[dict, list[str]]:
             "right": [program for one in rows for program in try_right(one, seed)],
             "wrong": [program for one in rows for program in try_wrong(one, seed)],
             "slips": try_slips(exercise, seed),
+            "mutants": try_mutants(exercise, seed),
         }
     finally:
         turns.end(exercise_id, alone=False)
@@ -103,27 +108,32 @@ def try_one(exercise_id: str, turns: Turns) -> tuple[dict, list[str]]:
         for k, (as_it_must, cases) in enumerate(programs)
         if not as_it_must
     ]
-    return numbers | {"fail_s": round(fail_s, 1), "machine": machine}, lines
+    equivalent = len(exercise.equivalent)
+    numbers["mutants"] -= equivalent
+    return numbers | {"equivalent": equivalent, "fail_s": round(fail_s, 1), "machine": machine}, lines
 
 
 def main(args: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--check", action="store_true", help="run nothing, fail if an exercise changed")
-    check = parser.parse_args(args).check
+    parser.add_argument("only", nargs="*", help="chapters or exercises, such as 03 and 09.1")
+    given = parser.parse_args(args)
+    check, only = given.check, tuple(given.only)
     now, old = sources(), kept()
-    rows = {i: old[i] for i in now if i in old and old[i]["source"] == now[i]}
+    rows = {i: old[i] for i in now if i in old and old[i]["source"] == now[i] and not (only and i.startswith(only))}
     changed = [i for i in now if i not in rows]
     if check:
         if stale := changed + [i for i in old if i not in now]:
             print(f"book/kill_table.json is not of today's exercises {', '.join(stale)}: make kills", file=sys.stderr)
         return bool(stale)
+    changed = [i for i in changed if i.startswith(only or "")]
     turns, faults = Turns(), []
     with ThreadPoolExecutor(AT_A_TIME) as pool:
         under_way = {pool.submit(try_one, i, turns): i for i in changed}
         for done in tqdm(as_completed(under_way), total=len(changed), unit="exercise", disable=None):
             row, lines = done.result()
             faults += lines
-            counts = ", ".join(f"{row[name]} {name}" for name in ("right", "wrong", "slips"))
+            counts = ", ".join(f"{row[name]} {name}" for name in ("right", "wrong", "slips", "mutants"))
             tqdm.write(f"{under_way[done]}: {counts}: {'as they must' if not lines else 'not all as they must'}")
             if not lines:
                 rows[under_way[done]] = {"source": now[under_way[done]], **row}

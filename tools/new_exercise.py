@@ -46,11 +46,14 @@ def by_torch_distributed(x, group):
 
 MISTAKES = """
 comm.all_reduce(x, group) => x
-    Each rank has its own x: nothing is sent. Sum over the ranks.
+    Each rank has its own x: nothing is sent.
+        Sum over the ranks.
 comm.all_reduce(x, group) => comm.all_reduce(x, group, op="mean")
-    You return the mean of the ranks. Sum, and do not divide.
+    You return the mean of the ranks.
+        Sum, and do not divide.
 comm.all_reduce(x, group) => comm.all_reduce(comm.all_reduce(x, group), group)
-    You sum twice, so each result is as many times too large as there are ranks.
+    Each result is as many times too large as there are ranks.
+        You sum twice: once is enough.
 """
 
 EXERCISE = exercise(globals(), points=2, right=({name}, by_torch_distributed))

@@ -13,14 +13,15 @@ from __future__ import annotations
 import difflib
 import os
 import sys
-from collections.abc import Callable, Mapping
+import textwrap
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from itertools import compress
 from pathlib import Path
 
 from course.check import record, stale
-from course.check.exercise import Exercise
-from course.check.judge import FAIL, PASS, TODO, CaseVerdict, dealt, judge, new_seed
+from course.check.exercise import Exercise, Mistake
+from course.check.judge import FAIL, PASS, TODO, CaseVerdict, dealt, filled, judge, new_seed
 
 
 def _environment_at_start() -> dict[str, str]:
@@ -35,6 +36,8 @@ def _environment_at_start() -> dict[str, str]:
 _STARTED = _environment_at_start()
 NBGRADER = bool(_STARTED.get("NBGRADER_EXECUTION"))
 _session: dict[str, tuple[Exercise, float]] = {}  # id -> exercise and points, of all checks in this process
+# id -> exercise, status, mistakes, and the call that checks again, of the last check of each, for `hint`
+_judged: dict[str, tuple[Exercise, str, list[Mistake], str]] = {}
 
 
 def check(
@@ -70,9 +73,19 @@ def check(
 
 
 def verdict(
-    exercise: str | Exercise, answer: Callable, seed: int | None = None, points: float | None = None, row: str = ""
+    exercise: str | Exercise,
+    answer: Callable,
+    seed: int | None = None,
+    points: float | None = None,
+    row: str = "",
+    told: bool = False,
+    asked_by: str = "hint()",
 ) -> tuple[str, str]:
-    """The text that `check` prints, and PASS, FAIL or TODO."""
+    """The text that `check` prints, and PASS, FAIL or TODO.
+
+    Of a mistake, the text says what is wrong; and what to do if this is `told`, if the answer had the mistake before,
+    or to a grader. Otherwise it says who is `asked_by` the learner for this.
+    """
     named = f'"{exercise}"' if isinstance(exercise, str) else "…"
     exercise = _counting(in_row(find(exercise), row), points)
     if not callable(answer):
@@ -83,11 +96,45 @@ def verdict(
     got = round(sum(compress(dealt(exercise.points, len(verdicts)), passed)), 2)
     status = PASS if all(passed) else TODO if verdicts[0].status == TODO else FAIL
     _session[exercise.id] = exercise, got
+    mistakes = [v.mistake for v in verdicts if v.mistake]
+    told_of = {m.hint for m in mistakes} if told or _strict() else record.met_in(exercise)
     if status != TODO and not _strict():
-        record.keep(exercise, got)
+        record.keep(exercise, got, [m.hint for m in mistakes])
     chosen = f'row="{row}", ' * bool(row) + ("" if points is None else f"points={points:g}, ")
     again = f"check({named}, {exercise.title}, {chosen}seed={seed})"
-    return _text(exercise, status, got, verdicts, again, stale.sentence(answer)), status
+    _judged.pop(exercise.id, None)  # the last one is the last in order
+    _judged[exercise.id] = exercise, status, mistakes, again
+    text = _text(exercise, status, got, verdicts, told_of, stale.sentence(answer))
+    if any(m.repair and m.hint not in told_of for m in mistakes):
+        text += f"\n  What to do: {asked_by}, or the same mistake once more."
+    return text + f"\n  The same numbers again: {again}" * (status == FAIL), status
+
+
+def hint(exercise: str | Exercise = "") -> None:
+    """Print what to do about the mistake that a check named.
+
+    Args:
+        exercise: as of `check`; "": the exercise that was checked last.
+    """
+    sys.stdout.write(what_to_do(exercise) + "\n")
+
+
+def what_to_do(exercise: str | Exercise = "") -> str:
+    """The text that `hint` prints."""
+    asked = find(exercise).id if exercise else next(reversed(_judged), "")
+    if asked not in _judged:
+        return f"{asked or 'Nothing'} is not checked yet: run its check, then hint()."
+    one, status, mistakes, again = _judged[asked]
+    title = f"{one.id} {one.title}"
+    if status != FAIL:
+        return f"{title} passes." if status == PASS else f"{title} has no lines of yours yet: write some, and check."
+    if repairs := dict.fromkeys(m.repair for m in mistakes if m.repair):
+        return "\n".join([title, *(textwrap.indent(filled(repair), "  ") for repair in repairs)])
+    if mistakes:
+        return f"{title}: the check has said all that it knows of this mistake."
+    return (
+        f"{title}: no mistake that is known here does this. Print what each rank has, on the same numbers:\n  {again}"
+    )
 
 
 def missing(exercise_id: str, why: str, points: float | None = None) -> tuple[str, str]:
@@ -135,16 +182,21 @@ def progress(asked: Mapping[str, float] | None = None) -> None:
     if asked:
         found = {i: (_counting(find(i), points), 0.0) for i, points in asked.items()}
         found |= {i: row for i, row in _session.items() if i in asked}
-        lines = [*_table(found), _advice(found)]
+        lines = [*_table(found), next_of(found)]
     else:
         lines = _table(_here()) if _session else ["Nothing is checked yet: run the cells above."]
         lines += [] if _strict() else ["", record.all_chapters()]
     sys.stdout.write("\n".join(lines) + "\n")
 
 
-def _advice(found: dict[str, tuple[Exercise, float]]) -> str:
+def next_of(found: dict[str, tuple[Exercise, float]]) -> str:
     left = [exercise for exercise, points in found.values() if points < exercise.points]
     return f"Next to do: {left[0].id} {left[0].title}" if left else "All exercises of this notebook are done."
+
+
+def total() -> str:
+    """The points of the chapters that were checked here, in a line."""
+    return f"{_table(_here())[-1].split(maxsplit=1)[1]} in what was checked"
 
 
 def _here() -> dict[str, tuple[Exercise, float]]:
@@ -170,10 +222,16 @@ def _table(found: dict[str, tuple[Exercise, float]]) -> list[str]:
 def forget() -> None:
     """Begin again: nothing is checked here yet. The record of solved exercises stays."""
     _session.clear()
+    _judged.clear()
 
 
 def _text(
-    exercise: Exercise, status: str, points: float, verdicts: list[CaseVerdict], again: str, warning: str
+    exercise: Exercise,
+    status: str,
+    points: float,
+    verdicts: list[CaseVerdict],
+    told_of: Collection[str],
+    warning: str,
 ) -> str:
     row = f", row {exercise.row}" * bool(exercise.row)
     lines = [f"{status}  {exercise.id} {exercise.title}{row}   {points:g}/{exercise.points:g} points"]
@@ -182,13 +240,12 @@ def _text(
         return "\n".join([*lines, f"  {verdicts[0].hint}"])
     printed = None
     for v in verdicts:
-        again_so = bool(v.hint) and v.hint == printed
+        said = v.advice if v.mistake and v.mistake.hint in told_of else v.hint
+        again_so = bool(said) and said == printed
         lines.append(f"  [{'x' if v.status == PASS else ' '}] {v.case}{', as above' * again_so}")
-        if v.hint and not again_so:
-            lines += [f"      {line}".rstrip() for line in v.hint.splitlines()]
-            printed = v.hint
-    if status == FAIL:
-        lines.append(f"  The same numbers again: {again}")
+        if said and not again_so:
+            lines += [f"      {line}".rstrip() for line in said.splitlines()]
+            printed = said
     return "\n".join(lines)
 
 

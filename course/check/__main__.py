@@ -1,6 +1,7 @@
 """The same verdicts in a terminal: `.venv/bin/python -m course.check exercises/03_data_parallelism.ipynb`.
 
-Without a notebook it prints the progress in all chapters. With `--watch` it checks again at each save.
+With the number of an exercise behind the notebook it checks this one; `--hint` says what to do about a mistake; with
+`--watch` it checks again at each save. Without a notebook it prints the progress in all chapters.
 
 All exercises of a chapter count as soon as a notebook has one of them: an exercise that no cell checks gets 0 points.
 In a homework's notebook, the exercises of its handout count.
@@ -13,31 +14,39 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import re
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
-from course.check import PASS, find, forget, in_row, missing, progress, record, verdict
+from course.check import PASS, find, forget, in_row, missing, progress, record, total, verdict
 from course.check.catalogue import EXERCISES
 from course.check.source import NotebookError, read_notebook
+
+_NUMBER = re.compile(r"\d{1,2}\.\d+")
 
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m course.check", description="Check the exercises of saved notebooks."
     )
-    parser.add_argument("notebooks", nargs="*", metavar="NOTEBOOK")
+    parser.add_argument("given", nargs="*", metavar="NOTEBOOK", help="a notebook, or the number of an exercise in it")
+    parser.add_argument("--hint", action="store_true", help="say what to do about a mistake")
     parser.add_argument("--watch", action="store_true", help="check again at each save")
     args = parser.parse_args(argv)
-    if not args.notebooks:
+    only = {f"{i:0>2}.{k}" for i, _, k in (one.partition(".") for one in args.given if _NUMBER.fullmatch(one))}
+    notebooks = [one for one in args.given if not _NUMBER.fullmatch(one)]
+    if only and not notebooks:
+        parser.error(f"in which notebook is {', '.join(sorted(only))}? python -m course.check NOTEBOOK {min(only)}")
+    if not notebooks:
         print(record.all_chapters())
         return 0
     if not args.watch:
-        return _all(args.notebooks)
+        return _all(notebooks, only, args.hint)
     with contextlib.suppress(KeyboardInterrupt):
-        for saved in _saves(args.notebooks):
+        for saved in _saves(notebooks):
             print(f"\n---- {time.strftime('%H:%M:%S')}", flush=True)
-            _all(saved)
+            _all(saved, only, args.hint)
             print("Waiting for the next save; Ctrl-C ends this.", flush=True)
     return 0
 
@@ -60,7 +69,8 @@ def _saved(path: str) -> float:
         return 0.0
 
 
-def _all(notebooks: Sequence[str]) -> int:
+def _all(notebooks: Sequence[str], only: Collection[str] = (), told: bool = False) -> int:
+    """Check all exercises of the notebooks, or these only."""
     forget()
     found: dict[str, str] = {}  # exercise -> status
     asked: dict[str, float | None] = {}  # exercise -> points; None: its points in the book
@@ -73,11 +83,18 @@ def _all(notebooks: Sequence[str]) -> int:
             for note in [*notebook.notes, *notes]:
                 print(f"note: {note}")
             for exercise_id, name, row in notebook.checks:
-                text, status = _one(exercise_id, name, names, notebook.asked.get(exercise_id), row)
+                if only and exercise_id not in only:
+                    continue
+                text, status = _one(exercise_id, name, names, notebook.asked.get(exercise_id), row, told)
                 print(notebook.with_reason(text), flush=True)
                 found[exercise_id] = status
             chapters = {find(exercise_id).chapter for exercise_id, *_ in notebook.checks}
             asked |= notebook.asked or {i: None for i, e in EXERCISES.items() if e.chapter in chapters}
+        if only:
+            if lost := [i for i in sorted(only) if i not in found]:
+                there = ", ".join(i for path in notebooks for i, *_ in read_notebook(path).checks)
+                raise NotebookError(f"no cell checks {', '.join(lost)}; there are {there}")
+            return _code(found)
         for exercise in [e for i, e in EXERCISES.items() if i in asked and i not in found]:
             why = f'No cell calls check("{exercise.id}", {exercise.title}).'
             text, found[exercise.id] = missing(exercise.id, why, asked[exercise.id])
@@ -87,17 +104,24 @@ def _all(notebooks: Sequence[str]) -> int:
         return 2
     print()
     known = {i: points for i, points in asked.items() if i in EXERCISES}
-    progress(None if None in known.values() else known)
+    if None in known.values():
+        print(total(), record.advice(record.kept()), sep="\n")
+    else:
+        progress(known)
+    return _code(found)
+
+
+def _code(found: dict[str, str]) -> int:
     return 0 if all(status == PASS for status in found.values()) else 1
 
 
-def _one(exercise_id: str, name: str, names: dict, points: float | None, row: str) -> tuple[str, str]:
+def _one(exercise_id: str, name: str, names: dict, points: float | None, row: str, told: bool) -> tuple[str, str]:
     try:
         in_row(find(exercise_id), row)
     except ValueError as error:
         return missing(exercise_id, f"{error}.", points)
     if callable(names.get(name)):
-        return verdict(exercise_id, names[name], points=points, row=row)
+        return verdict(exercise_id, names[name], points=points, row=row, told=told, asked_by="--hint")
     return missing(exercise_id, f"{name} is not defined.", points)
 
 

@@ -2,10 +2,11 @@
 
 The problem: a wrong program differs from the right one in a few words. Written out it costs a function, and as an
 argument of the right program it costs that program its clarity.
-The idea: a list, in which the hint stands indented below what is wrong.
+The idea: a list. The hint is indented below the wrong text, and the repair is indented below the hint.
 
     op="mean" => op="sum"
-        Your gradients are n times too large. Divide by the number of ranks.
+        Your gradients are n times too large.
+            Divide by the number of ranks.
 
 - `old => new` replaces a piece that is in the program once, `old =>` removes it, and `=> new` replaces the piece of the
   edit above. Each is one line; the next line edits what the line before has left.
@@ -27,6 +28,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from course.check.exercise import ALL, Exercise, Mistake, each_call, formula
+
+HINT, REPAIR = " " * 4, " " * 8  # before a line
 
 
 @dataclass(frozen=True)
@@ -65,7 +68,8 @@ def exercise(
     """The exercise of a file, in which `inputs`, `body`, `reference` and the list `MISTAKES` have these names.
 
     `FACTS` are results that are right on every rank and with all inputs: `reference` leaves them out. `ALSO_RIGHT` has
-    further right programs, in the form of a list of mistakes: each has a remark in place of a hint. Without a `body`
+    further right programs, in the form of a list of mistakes: each has a remark as its hint. `EQUIVALENT` has
+    the mutants of the solution that no check could notice: each has the reason as its hint. Without a `body`
     one process calls the answer for each of the `cases` in its inputs.
 
     Args:
@@ -87,7 +91,12 @@ def exercise(
         read_mistakes(names.get(listed, ""), *(edited or right[:1])) for listed in ("ALSO_RIGHT", "MISTAKES")
     )
     rights = (*right, *(one.wrong for one in also_right))
-    return Exercise(**named, points=points, right=rights, mistakes=mistakes)
+    programs = edited or right[:1]
+    # An answer without arguments is a table of results, and may be computed in any way.
+    table = inspect.isfunction(right[0]) and not inspect.signature(right[0]).parameters
+    solution = None if table else Edited(programs[0].__module__, _text_of(programs), programs[0].__name__)
+    equivalent = read_mistakes(names.get("EQUIVALENT", ""), *programs)
+    return Exercise(**named, points=points, right=rights, mistakes=mistakes, solution=solution, equivalent=equivalent)
 
 
 def read_mistakes(listed: str, *programs: Callable) -> tuple[Mistake, ...]:
@@ -100,9 +109,9 @@ def read_mistakes(listed: str, *programs: Callable) -> tuple[Mistake, ...]:
     Raises:
         ValueError: a hint without a program, a program without a hint, or a piece that is not there once.
     """
-    module, text = programs[0].__module__, "".join(map(inspect.getsource, programs))
+    module, text = programs[0].__module__, _text_of(programs)
     found, about, old = [], ALL, ""
-    for alternatives, hint in entries(listed):
+    for alternatives, hint, repair in entries(listed):
         head, here = alternatives[0][0], about
         if head.startswith("in ") and head.endswith(":") and "=>" not in head:
             about = here = _words(head[3:-1])
@@ -117,8 +126,13 @@ def read_mistakes(listed: str, *programs: Callable) -> tuple[Mistake, ...]:
                 edits.append((old, new))
             others = [line for line in lines if "=>" not in line and line != "hangs"]
             edited, expression, *returns = _program(text, programs[0].__name__, edits, others)
-            found.append(Mistake(hint, Edited(module, edited, expression, *returns), here, hangs="hangs" in lines))
+            wrong = Edited(module, edited, expression, *returns)
+            found.append(Mistake(hint, wrong, here, "hangs" in lines, repair))
     return tuple(found)
+
+
+def _text_of(programs: Sequence[Callable]) -> str:
+    return "".join(map(inspect.getsource, programs))
 
 
 def _words(listed: str) -> tuple[str, ...]:
@@ -140,26 +154,30 @@ def _program(text: str, name: str, edits: list[tuple[str, str]], others: list[st
     return text, name, *returns
 
 
-def entries(listed: str) -> Iterator[tuple[list[list[str]], str]]:
-    """The lines above each hint, divided at each `or`, and the hint.
+def entries(listed: str) -> Iterator[tuple[list[list[str]], str, str]]:
+    """The lines above each hint, divided at each `or`, the hint, and the repair.
 
     Raises:
-        ValueError: a hint without a line above it, a line without a hint, or neither: indented, but not by 4 spaces.
+        ValueError: a hint without a line above it, a line without a hint, a repair without a hint; or none of them:
+            indented, but not by 4 or 8 spaces.
     """
-    alternatives, hint = [[]], []
+    alternatives, hint, repair = [[]], [], []
     for line in [*filter(str.strip, listed.splitlines()), "end"]:
-        if line.startswith("    "):
+        if line.startswith(REPAIR) and not line.startswith(f"{REPAIR} ") and hint:
+            repair.append(line.strip())
+            continue
+        if line.startswith(HINT) and not line.startswith(f"{HINT} ") and not repair:
             hint.append(line.strip())
             continue
         if hint:
             if not all(alternatives):
                 raise ValueError(f"above the hint {' '.join(hint)!r} a program is missing")
-            yield alternatives, " ".join(hint)
-            alternatives, hint = [[]], []
+            yield alternatives, " ".join(hint), " ".join(repair)
+            alternatives, hint, repair = [[]], [], []
         if line == "or" or line.startswith("or "):
             alternatives.append([line.removeprefix("or ")] if line != "or" else [])
         elif line.startswith(" "):
-            raise ValueError(f"{line!r}: 4 spaces begin a hint, none a program")
+            raise ValueError(f"{line!r}: no space begins a program, 4 a hint, and 8 below it what to do")
         elif line != "end":
             alternatives[-1].append(line.rstrip())
     if any(alternatives):

@@ -36,16 +36,23 @@ class Mistake:
     It is recognised by construction: after a FAIL the judge runs it on the inputs of the answer, and compares.
 
     Args:
-        hint: the mistake and the repair, one or two sentences.
+        hint: what is wrong, one or two sentences: what an answer is told first.
         wrong: the program, called like the answer. Where a rank may return anything, it returns `ANYTHING`.
         about: only the entries whose names contain one of these words must agree; by default all entries.
         hangs: the program does not return; the calls that its ranks wait in tell that it is this mistake.
+        repair: what to do: told by `hint()`, or when the mistake is met again; "" where the hint has said it all.
     """
 
     hint: str
     wrong: Callable
     about: tuple[str, ...] = ALL
     hangs: bool = False
+    repair: str = ""
+
+    @property
+    def words(self) -> str:
+        """The hint and the repair, as a grader or a rubric has them."""
+        return f"{self.hint} {self.repair}".strip()
 
     def fits(self, got: Data, looks_like: Data, part: str = "") -> bool:
         """Whether a rank's results equal the results with this mistake, in this part of the exercise."""
@@ -73,6 +80,8 @@ class Exercise:
         timeout_s: for one case.
         task: of a variant: how it differs from the task in the book, in Markdown.
         row: the letter of a variant; "" is the exercise of the book.
+        solution: the text of the solution, for `course.check.mutants`; None: it has none, such as a table.
+        equivalent: mutants of the solution that do the same, each with the reason as its hint.
         variants: of the exercise, for a course in which not all students have the same task; see `with_variants`.
     """
 
@@ -89,6 +98,8 @@ class Exercise:
     timeout_s: float = 5
     task: str = ""
     row: str = ""
+    solution: Any = None
+    equivalent: tuple[Mistake, ...] = ()
     variants: tuple[Exercise, ...] = ()
 
     @property

@@ -8,7 +8,7 @@ import os
 import random
 import re
 import textwrap
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -34,11 +34,23 @@ _LIBRARY = ('  File "lib/', '  File "course/', '  File "torch/')  # frames that 
 
 @dataclass(frozen=True)
 class CaseVerdict:
-    """The verdict on one case: `status` is PASS, FAIL or TODO; `hint` helps further, and is empty after a PASS."""
+    """The verdict on one case: `status` is PASS, FAIL or TODO; `hint` helps further, and is empty after a PASS.
+
+    `mistake` is the one that the hint names, if it has a name.
+    """
 
     case: str
     status: str
     hint: str = ""
+    mistake: Mistake | None = None
+
+    @property
+    def advice(self) -> str:
+        """The hint, with what to do behind the sentence that names the mistake."""
+        if not self.mistake:
+            return self.hint
+        _, *seen = self.hint.partition("\n\n")
+        return filled(self.mistake.words) + "".join(seen)
 
 
 @dataclass(frozen=True)
@@ -58,6 +70,7 @@ class NoAnswer:
 A_FEW = 4  # wrong programs that run first; then twice as many, and so on
 # Of an answer, by its number, and a part that it failed: its mistake, if it has a name.
 Known = dict[tuple[int, str], Mistake | None]
+Outcome = tuple[Any, ...]  # status, hint and mistake of a case, as of a `CaseVerdict`; a PASS needs no more
 # Of a program that hangs, and a number of ranks: the calls that they wait in, with any inputs. To find out takes 2 s.
 _WAITS: dict[tuple[Mistake, int], str] = {}
 
@@ -130,8 +143,8 @@ def _cells() -> dict:
 
 def _case(
     exercise: Exercise, answers: Sequence[Callable], inputs: list[Data], returned: Callable, known: Known
-) -> list[dict[str, tuple[str, str]]]:
-    """For each answer, status and hint by part of the exercise; `known` has the mistakes of the cases before."""
+) -> list[dict[str, Outcome]]:
+    """For each answer, the outcome by part of the exercise; `known` has the mistakes of the cases before."""
     # The output of the learner's prints comes before the verdict, as in any cell.
     outcomes = returned(exercise, answers, inputs)
     there = [got for got in outcomes if not isinstance(got, NoAnswer)]
@@ -145,21 +158,25 @@ def _case(
             _WAITS[key] = looks_like.stuck if isinstance(looks_like, NoAnswer) else ""
         return _WAITS[key]
 
-    def outcome(k: int, got: list[Data] | NoAnswer, part: str) -> tuple[str, str]:
+    def outcome(k: int, got: list[Data] | NoAnswer, part: str) -> Outcome:
         if isinstance(got, NoAnswer):
-            return got.status, _why_it_hangs(got.stuck, hanging, hangs) + got.hint
+            mistake = next((m for m in hanging if got.stuck and hangs(m) == got.stuck), None)
+            if not mistake:
+                return got.status, got.hint
+            report, _, _ = got.hint.rpartition("\n")  # its last line is what to do, and the mistake's is better
+            return got.status, f"{filled(mistake.hint)}\n\n{report}", mistake
         # A text for the reader is shown, not judged.
         of_part = [{k: v for k, v in one.items() if part in k and not k.endswith(SEEN)} for one in expected]
         if _agree(got, of_part):
             line = next((g[THROUGH_COMM] for g in got if g.get(THROUGH_COMM)), "")
-            return (FAIL, f"{_filled(USES_COMM)}\n  {line}") if line else (PASS, "")
+            return (FAIL, f"{filled(USES_COMM)}\n  {line}") if line else (PASS,)
         if (k, part) not in known or known[k, part]:
             known[k, part] = wrong.first_that_fits(got, part, known.get((k, part)))
         mistake = known[k, part]
         if mistake:
-            return FAIL, _filled(mistake.hint) + _seen(got, part)
+            return FAIL, filled(mistake.hint) + _seen(got, part), mistake
         slip = named_slip(got, of_part)
-        return FAIL, _filled(slip) + "\n" * bool(slip) + _difference(got, of_part) + _seen(got, part)
+        return FAIL, filled(slip) + "\n" * bool(slip) + _difference(got, of_part) + _seen(got, part)
 
     return [{part: outcome(k, got, part) for part in exercise.parts} for k, got in enumerate(outcomes)]
 
@@ -212,13 +229,8 @@ def _stuck(error: Exception) -> str:
     return "; ".join(f"rank {rank}: {call.kind} {call.peers}" for rank, call in waits)
 
 
-def _why_it_hangs(stuck: str, mistakes: Iterable[Mistake], hangs: Callable[[Mistake], str]) -> str:
-    """The hint of the first mistake that makes the ranks wait in the same calls, or ""."""
-    same_calls = (m for m in mistakes if stuck and hangs(m) == stuck)
-    return next((f"{_filled(mistake.hint)}\n\n" for mistake in same_calls), "")
-
-
-def _filled(hint: str) -> str:
+def filled(hint: str) -> str:
+    """A sentence for the learner, in lines."""
     return textwrap.fill(hint, 96, break_on_hyphens=False)
 
 

@@ -9,6 +9,7 @@ import contextlib
 import json
 import math
 import time
+from collections.abc import Iterable
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ FILE = ".progress.json"
 _BOOK = Path(__file__).resolve().parents[2]
 _DRIVE = Path("/content/drive/MyDrive")  # of Colab, if the reader mounted it: it outlives the session
 WIDTH = 20  # of a bar
+_met: dict[str, set[str]] = {}  # exercise -> mistakes, where the file cannot be written
 
 
 def place() -> Path:
@@ -41,10 +43,16 @@ def _best(*records: dict) -> dict[str, Any]:
     return dict(sorted((item for one in records for item in one.items()), key=lambda item: _part(item[1])))
 
 
-def keep(exercise: Exercise, points: float) -> None:
-    """Store the points, unless the record holds a larger fraction. No verdict depends on the record."""
+def keep(exercise: Exercise, points: float, met: Iterable[str] = ()) -> None:
+    """Store the points, unless the record holds a larger fraction, and the mistakes that an answer had.
+
+    No verdict depends on the record.
+    """
+    mistakes = _met.setdefault(exercise.id, met_in(exercise))
+    mistakes |= set(met)
     new = {"points": points, "max": exercise.points, "when": time.strftime("%Y-%m-%d %H:%M")}
     best = _best(*(found := _found()).values(), {exercise.id: new})  # a homework has different points
+    best[exercise.id] = best[exercise.id] | ({"met": sorted(mistakes)} if mistakes else {})
     for path in found:  # all of them: the next session may not mount the Drive
         with contextlib.suppress(OSError):
             path.write_text(json.dumps(best, indent=1, sort_keys=True) + "\n", encoding="utf-8")
@@ -53,6 +61,14 @@ def keep(exercise: Exercise, points: float) -> None:
 def kept() -> dict[str, float]:
     """Exercise -> fraction of its points, 0 to 1, of all that were checked."""
     return {i: _part(entry) for i, entry in _best(*_found().values()).items()}
+
+
+def met_in(exercise: Exercise) -> set[str]:
+    """The mistakes, by their sentences, that answers to this exercise had: in this process, or by the record."""
+    listed = (entry.get("met", []) for one in _found().values() if (entry := one.get(exercise.id)))
+    return _met.get(exercise.id, set()) | {
+        x for met in listed if isinstance(met, list) for x in met if type(x) is str
+    }
 
 
 def _part(entry: Any) -> float:

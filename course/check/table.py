@@ -3,10 +3,11 @@
     A rank: 0 | 2
     or
     B rank: 1
-        rank {} waits for a gradient. Look for a rank that could continue.
+        rank {} waits for a gradient.
+            Look for a rank that could continue.
 
-The list is that of `course.check.edits`, with a row, a column and its wrong entries above a hint. In the hint, `{}` is
-the entry; the words of the row come before it. A table of one column has no name for it: `A: 0 | 2`.
+The list is that of `course.check.edits`, with a row, a column and its wrong entries above a hint. In the hint and below
+it, `{}` is the entry; the words of the row come before the hint. A table of one column has no name for it: `A: 0 | 2`.
 """
 
 from __future__ import annotations
@@ -66,20 +67,21 @@ def findings(
             tuple(x.swapcase() if isinstance(x, str) else x and float(x) for x in xs) for xs in table.values()
         )
 
-    def mistake(hint: str, place: str, written: str) -> Mistake:
+    def mistake(hint: str, repair: str, place: str, written: str) -> Mistake:
         (name, _, column), entry = place.partition(" "), ast.literal_eval(written)
         whole = f"{row} {name}" + f": {column}" * bool(column)
         if right_ones.get(whole, entry) == entry:
             raise ValueError(f"{place}: {written} is no mistake: the right entries are {right_ones}")
-        return Mistake(f"{row} {name}: {hint.replace('{}', str(entry))}", answer(whole, entry), (whole,))
+        hint, repair = (said.replace("{}", str(entry)) for said in (hint, repair))
+        return Mistake(f"{row} {name}: {hint}", answer(whole, entry), (whole,), repair=repair)
 
     def mistakes() -> Iterator[Mistake]:
-        for alternatives, hint in entries(listed):
+        for alternatives, hint, repair in entries(listed):
             for lines in alternatives:
                 if len(lines) > 1:
                     raise ValueError(f"{lines[1]}: write `or` above it")
                 place, _, wrong = lines[0].partition(": ")
-                yield from (mistake(hint, place, written) for written in wrong.split(" | "))
+                yield from (mistake(hint, repair, place, written) for written in wrong.split(" | "))
 
     return Exercise(
         id=number,

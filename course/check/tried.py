@@ -7,12 +7,17 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import islice
 
-from course.check.exercise import SEEN, Data, Exercise, same
+from course.check.edits import Edited
+from course.check.exercise import SEEN, Data, Exercise, Mistake, same
 from course.check.judge import FAIL, PASS, CaseVerdict, in_ranks, judge
+from course.check.mutants import mutants, written
 from course.check.slips import slips
 
+AT_ONCE = 6  # mutants in one run, where a run is slow: if one of them raises an error or never ends, each runs alone
+SLOW_S = 10
 Tried = list[tuple[bool, list[CaseVerdict]]]  # of each program, whether it came out as it must, and its cases
 
 
@@ -26,7 +31,7 @@ def try_right(exercise: Exercise, seed: int) -> Tried:
 def try_wrong(exercise: Exercise, seed: int) -> Tried:
     """Each wrong program must fail, and be named by its own hint."""
     found = judge(exercise, [mistake.wrong for mistake in exercise.mistakes], seed)
-    return [(_is_named(exercise, m.hint, cases), cases) for m, cases in zip(exercise.mistakes, found, strict=True)]
+    return [(_is_named(exercise, m, cases), cases) for m, cases in zip(exercise.mistakes, found, strict=True)]
 
 
 def try_slips(exercise: Exercise, seed: int) -> Tried:
@@ -48,6 +53,36 @@ def try_slips(exercise: Exercise, seed: int) -> Tried:
     ]
 
 
+def try_mutants(exercise: Exercise, seed: int) -> list[tuple[bool, str]]:
+    """Each mutant of the solution must fail, unless it is listed as equivalent: whether it does, and its text."""
+    if exercise.solution is None:
+        return []
+    left = [mutant for _, mutant in mutants(exercise.solution)]
+    reasons = {(m.wrong.text, m.wrong.expression): m.hint for m in exercise.equivalent}
+    unknown = reasons.keys() - {(m.text, m.expression) for m in left}
+    found = [(False, f"listed as equivalent, and no mutant: {hint}") for k, hint in reasons.items() if k in unknown]
+    passing = _passing(exercise, left, seed)
+    for mutant in left:
+        as_it_must = mutant not in passing or (mutant.text, mutant.expression) in reasons
+        found.append((as_it_must, written(mutant, exercise.solution)))
+    return found
+
+
+def _passing(exercise: Exercise, answers: list[Edited], seed: int) -> list[Edited]:
+    """The answers that pass in all cases, without the search for the mistakes of the others."""
+    left, at_once = answers, AT_ONCE if exercise.timeout_s > SLOW_S else 1
+
+    def in_groups(exercise: Exercise, answers: list, inputs: list[Data]) -> list:
+        groups = (answers[i : i + at_once] for i in range(0, len(answers), at_once))
+        return [found for group in groups for found in in_ranks(exercise, group, inputs)]
+
+    for ranks in exercise.ranks:
+        bare = replace(exercise, mistakes=(), ranks=(ranks,), timeout_s=exercise.timeout_s / 2)
+        found = judge(bare, left, seed, in_groups)
+        left = [one for one, cases in zip(left, found, strict=True) if all(case.status == PASS for case in cases)]
+    return left
+
+
 def _slip(right: Data, changed: Callable) -> Data:
     made = dict(right)
     for name, value in right.items():
@@ -64,13 +99,13 @@ def _differ(made: list[Data], right: list[Data], part: str) -> bool:
     )
 
 
-def _is_named(exercise: Exercise, hint: str, cases: list[CaseVerdict]) -> bool:
+def _is_named(exercise: Exercise, mistake: Mistake, cases: list[CaseVerdict]) -> bool:
     failed = [case for case in cases if case.status != PASS]
-    hints = [" ".join(case.hint.partition("\n\n")[0].split()) for case in failed]  # before what was seen
+    said = [case.mistake.words if case.mistake else "" for case in failed]  # several programs have the same words
     return (
         {case.status for case in failed} == {FAIL}
         and (len(failed) == len(cases) or exercise.parts != ("",))  # it may be a mistake in one part of an exercise
         # A mistake that takes a rank without samples is another mistake where all have some.
-        and set(hints) <= {mistake.hint for mistake in exercise.mistakes}
-        and hints[-1] == hint
+        and all(said)
+        and said[-1] == mistake.words
     )

@@ -92,8 +92,8 @@ def _other_rows(assignment: Assignment, notebooks: list[Notebook]) -> list[str]:
 # Code that no answer needs. It costs no points: a person looks at it. The imports in the book's cells are exceptions,
 # word for word. Each pattern must be fast: a line may have millions of letters.
 _SUSPICIOUS = {
-    "course": r"(?m)^(?!from course\.check import check(?:, progress)?$|from course\.check\.bill import bill$"
-    r"|from course\.check\.refusals import broken_layouts$)[^\n]*\bcourse\s*\.\s*(?:check|exercises|grade|release)\b"
+    "course": r"(?m)^(?!from course\.check import check(?:, hint)?(?:, progress)?$"
+    r"|from course\.check\.bill import bill$|from course\.check\.refusals import broken_layouts$)[^\n]*\bcourse\s*\.\s*(?:check|exercises|grade|release)\b"
     r"|from\s+course\s+import|\bimport\s[^\n]{0,80}\bcourse\s*(?:[,;#]|as\b|$)"
     r"|\bcourse\s*/\s*\w|[\"']check[\"']|[\"']course[\"'](?!, \"book\"\):$)|getattr\(\s*course\b",
     "lib.runtime": r"\blib\s*[./]\s*runtime\b|from\s+lib\s+import(?:\\\n|[^\n]){0,80}\bruntime\b"
@@ -177,7 +177,7 @@ def _outcomes(
             (cases,) = judge(of_jail, [answer], seed, jail.returned)
         finally:
             jail.close()
-        found = [(case.status, case.hint) for case in cases]
+        found = [(case.status, case.advice) for case in cases]
         # A stub is judged once, in its first case; the rest get the same verdict.
         outcomes |= zip_longest(cases_of(of_jail), found, fillvalue=found[-1])
     return outcomes

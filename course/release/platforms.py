@@ -128,7 +128,7 @@ RUNTIME = '{"runs-on": "ubuntu-latest", "python": "3.12"}'  # of Classroom 50's 
 # otter compares what a test prints: after a PASS one word, otherwise the text with the hint.
 OTTER_TEST = """try:
     from course.check import verdict
-    text, status = verdict("{}", {}, points={:g})
+    text, status = verdict("{}", {}, points={:g}, told=True)
 except ImportError as error:
     text = status = f"Not graded: the book's library is not installed where otter runs, and must be ({{error}})."
 print(status if status == "PASS" else text)"""

@@ -30,8 +30,9 @@ Your work is in
 """
 CHECK = """## Check yourself
 
-The cell below each task prints PASS, TODO, or FAIL with a hint. Run it as often as you like. In a terminal, for all
-tasks of a file:
+The cell below each task prints PASS, TODO, or FAIL with what is wrong; `hint()`, or the same mistake once more, says
+what to do about it. Run it as often as you like. In a terminal, for all tasks of a file, or with a number behind it for
+one:
 
 ```
 {commands}
@@ -77,7 +78,7 @@ def rubric(assignment: Assignment, for_teacher: bool = False) -> str:
         of_hidden = sum(most for (ranks, _), most in each if ranks in hidden)
         text += [f"- hidden cases: {of_hidden:.6g}"] * bool(of_hidden)
         asked = exercise.variants if exercise.id in assignment.varied else (exercise,)
-        hints = [" ".join(mistake.hint.split()) for one in asked for mistake in one.mistakes]
+        hints = [" ".join(mistake.words.split()) for one in asked for mistake in one.mistakes]
         hints = [hint for hint in dict.fromkeys(hints) if not hint.startswith(COPIED)]
         text += [f"\nRow {one.row}: {one.task}" for one in asked if one.task]
         if for_teacher:

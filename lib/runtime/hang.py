@@ -73,7 +73,7 @@ class View:
             if row.state == WAITING:
                 what, where, peers, channel, number = row.call or ("", "", (), "", 0)
                 key = key_of(channel)
-                late = tuple(p for p in peers if p != rank and rows[p].calls.get(key, 0) <= number)
+                late = tuple(p for p in peers if p != rank and (p not in rows or rows[p].calls.get(key, 0) <= number))
                 waits[rank] = AwaitedCall(what, where, peers, late, row.for_s)
         return cls({rank: row.state for rank, row in rows.items()}, waits, **more)
 
@@ -128,7 +128,10 @@ class View:
         circle, waits = self.circle, self.waits
         if circle and all(waits[rank].kind == "send" for rank in circle):
             who = "Every rank" if len(circle) == len(waits) else "Every rank of the cycle"
-            return f"{who} sends first, and a send ends only when it is received: start the receives too, then wait."
+            remedy = "one must receive first, or start both and then wait"
+            return f"{who} sends first, and a send ends only when it is received: {remedy}."
+        if nowhere := sorted({peer for wait in waits.values() for peer in wait.late} - self.states.keys()):
+            return f"There is no rank {nowhere[0]}: the ranks are 0 to {len(self.states) - 1}."
         if any(wait.late and len(wait.peers) > 1 for wait in waits.values()):
             return "Every rank of a group must make the same collective calls, in the same order."
         needs = "Each send needs a receive on its peer, and the reverse"

@@ -19,8 +19,8 @@ def notebook(tmp_path, *cells, name=""):
 
 
 def assert_told(exercise_id, answer, *words):
-    """The answer passes, or its verdict has these words: FAIL, unless TODO is one of them. Returns the verdict."""
-    text, status = verdict(exercise_id, answer)
+    """The answer passes, or its verdict, with what to do, has these words: FAIL, unless TODO is one of them."""
+    text, status = verdict(exercise_id, answer, told=True)
     assert status == ("TODO" if "TODO" in words else "FAIL" if words else "PASS"), text
     for word in words:
         assert word in " ".join(text.split()) or word in text, text

@@ -150,7 +150,7 @@ def collects_the_weights(x, gate_up, down, down_bias, scale, group):
         weights.append(torch.cat(parts))
     gate, up, down = weights
     y = torch.nn.functional.silu(x @ gate.T) * (x @ up.T) @ down + down_bias
-    return x + torch.nn.functional.rms_norm(y, scale.shape, scale)
+    return x + torch.nn.functional.rms_norm(y, scale.shape, scale, 1e-5)
 
 
 def names_our_group(x, gate_up, down, down_bias, scale, group):

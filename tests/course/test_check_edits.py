@@ -34,6 +34,8 @@ name.title() => name
 shouts
     It shouts, without end,
     in two lines.
+        Say it in a lower voice,
+        or not at all.
 in end, start:
 Hello => Bye
 or {called(name)} => {name}
@@ -59,6 +61,8 @@ def test_a_list_is_read():
         "Hello, ada!",
     ]
     assert shouted.hint == "It shouts, without end, in two lines."
+    assert (shouted.repair, kept.repair) == ("Say it in a lower voice, or not at all.", "")
+    assert shouted.words == f"{shouted.hint} {shouted.repair}" and kept.words == "It keeps the name."
     assert [m.about for m in (kept, shouted, first, second)] == [("",), ("",), ("end", "start"), ("end", "start")]
     assert last.about == ("",) and last.wrong.load()("ada") == "Hello, a!"
     assert both.wrong.load()("ada") == "Hello, d!ada"
@@ -82,7 +86,10 @@ def test_words_on_the_line_of_a_program_are_for_its_hint_alone():
         ("returns result\nreturns name\n    A hint.", "a hint needs edits, or one expression"),
         ("returns result\nshouts\n    A hint.", "a hint needs edits, or one expression"),
         ("called(name) => name\nA hint.", "has no hint below it"),
-        ("called(name) => name\n  A hint.", "4 spaces begin a hint"),
+        ("called(name) => name\n  A hint.", "no space begins a program, 4 a hint"),
+        ("called(name) => name\n        Only what to do.", "no space begins a program, 4 a hint"),
+        ("shouts\n    A hint.\n        To do.\n    More hint.", "no space begins a program, 4 a hint"),
+        ("shouts\n    A hint.\n      Halfway.", "no space begins a program, 4 a hint"),
         ("    A hint.", "above the hint 'A hint.' a program is missing"),
         ("or\ncalled(name) => name\n    A hint.", "a program is missing"),
         ("called(name) => name\nor\n    A hint.", "a program is missing"),
@@ -120,6 +127,7 @@ def test_a_table_names_each_wrong_entry():
     listed = """
     A rank: 0 | 3
         rank {} waits, {0, 1}.
+            Look past {}.
     A lost: 4
     or
     B call: "c"
@@ -132,6 +140,7 @@ def test_a_table_names_each_wrong_entry():
         "Run A: not that.",
         "Run B: not that.",
     ]
+    assert [m.repair for m in exercise.mistakes] == ["Look past 0.", "Look past 3.", "", ""]
     short = [lambda: None, lambda: [(1, "F0", None)], lambda: [(1, "F0", None), (2, "b1")]]
     found = [
         cases[0] for cases in judge(exercise, [*exercise.right, *(m.wrong for m in exercise.mistakes), *short], 1)

@@ -73,7 +73,9 @@ def test_only_what_has_changed_is_tried_and_only_what_came_out_right_is_kept(kil
 
     def try_one(exercise_id, turns):
         tried.append(exercise_id)
-        return {"right": 2, "wrong": 3, "slips": 4}, ["03.1, wrong program 1: it passes"] * (exercise_id == "03.1")
+        return {"right": 2, "wrong": 3, "slips": 4, "mutants": 5}, ["03.1, wrong program 1: it passes"] * (
+            exercise_id == "03.1"
+        )
 
     monkeypatch.setattr(kills, "try_one", try_one)
     (kills.EXERCISES / "ch01" / "e01_1_a.py").unlink()
@@ -85,6 +87,14 @@ def test_only_what_has_changed_is_tried_and_only_what_came_out_right_is_kept(kil
     assert "03.1, wrong program 1: it passes" in capsys.readouterr().out
 
 
+def test_single_chapters_can_be_tried_again(kills, monkeypatch):
+    tried = []
+    row = {"right": 2, "wrong": 3, "slips": 4, "mutants": 5}
+    monkeypatch.setattr(kills, "try_one", lambda exercise_id, turns: (tried.append(exercise_id) or row, []))
+    assert kills.main(["12"]) == 0 and tried == ["12.3"]
+    assert [*json.loads(kills.KEPT.read_text())] == ["01.1", "12.3"]
+
+
 def test_an_exercise_is_counted(monkeypatch):
     """A wrong program that passes, or has the hint of another, is no kill; a right one that fails is a fault."""
     module, exercise = tool("kills"), find("13.2")
@@ -92,6 +102,7 @@ def test_an_exercise_is_counted(monkeypatch):
     right, *_ = exercise.right
     row, lines = module.try_one("13.2", module.Turns())
     assert (row["right"], row["wrong"], lines) == (len(exercise.right), len(exercise.mistakes), [])
+    assert row["mutants"] > 5 and row["equivalent"] == 0
     assert 0 < row["fail_s"] < 30 and "cores" in row["machine"]
     broken = replace(
         exercise,

@@ -1,6 +1,6 @@
 """The report of a hang, from what ranks do at one moment: who waits, for whom, and who is late. No process starts."""
 
-from lib.runtime.hang import FINISHED, RUNNING, WAITING, AwaitedCall, View, circle_of, named_ranks
+from lib.runtime.hang import FINISHED, RUNNING, WAITING, AwaitedCall, Row, View, circle_of, named_ranks
 
 
 def all_reduce(late, peers=(0, 1, 2, 3)):
@@ -28,3 +28,11 @@ def test_a_cycle_is_found_behind_ranks_that_only_wait_for_it():
     assert view.cause().startswith("Every rank of the cycle sends first")
     assert circle_of({0: sends[0]}) == ()
     assert named_ranks([3]) == "rank 3" and named_ranks([0, 1, 4]) == "ranks 0, 1 and 4"
+
+
+def test_a_message_to_or_from_a_rank_that_does_not_exist_is_named():
+    channel = ("recv from 2, float32[1]", "line 4", (2,), "group 0", 0)
+    rows = {0: Row(FINISHED, 1, None, 0.0, {}), 1: Row(WAITING, 2, channel, 2.0, {})}
+    view = View.of(rows)
+    assert view.waits[1].late == (2,) and view.circle == ()
+    assert view.cause() == "There is no rank 2: the ranks are 0 to 1."

@@ -52,32 +52,44 @@ def tensor_by_tensor(matrices, q, precision, optimizer):
 
 MISTAKES = """
 4 if precision == "mixed" else 0 => 0
-    Master weights are missing. In mixed precision any optimizer steps float32 copies: 4 bytes per trained parameter.
+    Master weights are missing.
+        In mixed precision any optimizer steps float32 copies: 4 bytes per trained parameter.
 => 4
-    You also have master weights in float32. There the parameter itself is precise enough, and no copy is kept.
+    You also have master weights in float32.
+        There the parameter itself is precise enough, and no copy is kept.
 (frozen + trained) => (frozen + trained) + master_bytes * trained
 (master_bytes + 4 * moments) => (4 * moments)
-    The sum is right. But master weights belong to the optimizer: only its step reads them, and ZeRO-1 shards them.
+    The sum is right. But master weights belong to the optimizer.
+        Only its step reads them, and ZeRO-1 shards them.
 "Adam": 2 => "Adam": 1
-    Adam keeps two moments per parameter, of the gradient and of its square. You have one.
+    You keep one moment per parameter.
+        Adam keeps two, of the gradient and of its square.
 (master_bytes + 4 * moments) => (master_bytes + number_bytes * moments)
-    You keep the moments in 16 bits. In mixed precision they stay in float32, 4 bytes each.
+    You keep the moments in 16 bits.
+        In mixed precision they stay in float32, 4 bytes each.
 number_bytes * trained => 4 * trained
-    You keep gradients in float32, as some frameworks do (18 bytes with Adam). Here they have the parameters' 2 bytes.
+    You keep gradients in float32, as some frameworks do (18 bytes with Adam).
+        Here they have the parameters' 2 bytes.
 number_bytes * trained => number_bytes * (frozen + trained)
 (master_bytes + 4 * moments) * trained => (master_bytes + 4 * moments) * (frozen + trained)
-    With adapters you count all states of the frozen matrices as well. Go through the kinds: who would read each?
+    With adapters you count all states of the frozen matrices as well.
+        Go through the kinds: who would read each?
 => (master_bytes + 4 * moments) * trained + master_bytes * frozen
-    Your frozen matrices have master weights. A master weight adds up small steps, and a frozen matrix takes none.
+    Your frozen matrices have master weights.
+        A master weight adds up small steps, and a frozen matrix takes none.
 in ["gradient"]: number_bytes * trained => number_bytes * (frozen + trained)
-    Your frozen matrices have gradients. Backward passes through them, but computes none: no step would use one.
+    Your frozen matrices have gradients.
+        Backward passes through them, but computes none: no step would use one.
 in ["optimizer"]: (master_bytes + 4 * moments) * trained => (master_bytes + 4 * moments) * (frozen + trained)
-    Your optimizer keeps states of frozen matrices. It updates the adapters alone: moments and master weights of these.
+    Your optimizer keeps states of frozen matrices.
+        It updates the adapters alone: moments and master weights of these.
 in ["parameter"]:
 number_bytes * (frozen + trained) => number_bytes * trained
-    With adapters your parameters are the adapters'. Forward multiplies by the frozen matrices too: they stay in memory.
+    With adapters your parameters are the adapters'.
+        Forward multiplies by the frozen matrices too: they stay in memory.
 => number_bytes * full
-    The adapters are parameters too: add their bytes to those of the frozen matrices.
+    The adapters are parameters too.
+        Add their bytes to those of the frozen matrices.
 """
 
 EXERCISE = exercise(

@@ -8,7 +8,7 @@ def inputs(generator, n):
     ranks = 2 ** whole(generator, 3, 7)  # so that a division in floating point is also exact
     p = ranks * whole(generator, 10**6, 10**8)
     plain, one, two, three = (16 * p - sharded * (p - p // ranks) for sharded in (0, 12, 14, 16))
-    memory = [plain, int(0.9 * plain), int(1.05 * one), (one + two) // 2, two, (two + three) // 2, int(0.9 * three)]
+    memory = [plain, int(0.99 * plain), int(1.05 * one), (one + two) // 2, two, (two + three) // 2, int(0.99 * three)]
     return [{"cases": [(p, ranks, memory_bytes) for memory_bytes in memory]}]
 
 
@@ -34,19 +34,25 @@ MISTAKES = """
 (ranks if stage >= 1 else 1) => ranks
 (ranks if stage >= 2 else 1) => ranks
 (ranks if stage >= 3 else 1) => ranks
-    You divided all 16 bytes at every stage. Stage 0 divides nothing, stage 1 the 12 of the optimizer, 2 gradients too.
+    You divided all 16 bytes at every stage.
+        Stage 0 divides nothing, stage 1 the 12 of the optimizer, 2 gradients too.
 12 * num_parameters => 8 * num_parameters
-    You count 12 bytes per parameter. With the master weights it is 16: 2 + 2 + 12.
+    You count 12 bytes per parameter.
+        With the master weights it is 16: 2 + 2 + 12.
 (ranks if stage >= 1 else 1) => (ranks if stage > 1 else 1)
 (ranks if stage >= 2 else 1) => (ranks if stage > 0 else 1)
 or (ranks if stage >= 2 else 1) => (ranks if stage >= 1 else 1)
-    Your stage 1 shards the gradients. It begins with the optimizer state, six times the bytes; gradients follow in 2.
+    Your stage 1 shards the gradients.
+        It begins with the optimizer state, six times the bytes; gradients follow in 2.
 (0, 1, 2, 3) => (3, 2, 1, 0)
-    That is the highest stage that fits. A higher stage never holds more, but stage 3 sends more: take the lowest.
+    That is the highest stage that fits. A higher stage never holds more, but stage 3 sends more.
+        Take the lowest.
 <= memory_bytes => < memory_bytes
-    Nearly: states that fill the memory to the last byte fit. Compare with <=.
+    Nearly: states that fill the memory to the last byte fit.
+        Compare with <=.
 2 * num_parameters // (ranks if stage >= 3 else 1) => 2 * num_parameters
-    Your stage 3 does not shard the parameters: it is stage 2 again. Stage 3 shards all 16 bytes.
+    Your stage 3 does not shard the parameters: it is stage 2 again.
+        Stage 3 shards all 16 bytes.
 """
 
 EXERCISE = exercise(globals(), points=2, right=(lowest_stage, from_above))

@@ -10,6 +10,8 @@ from course.check.exercise import rounded, several, whole
 # and the last the lowest MFU.
 RUNS = (((30, 45), 1.02), ((56, 59), 1.03), ((14, 17), 8 / 6), ((30, 45), 1.05), ((46, 49), 1.14), ((9, 13), 1.0))
 
+FOUND = 2  # counts 8 operations where 6 are needed
+
 
 def inputs(generator, n):
     def run(percent, counted):
@@ -20,11 +22,12 @@ def inputs(generator, n):
         sizes = {"parameters": parameters, "tokens": tokens, "gpus": gpus, "peak_flops": peak_flops, "days": days}
         return {**sizes, "claimed": round(mfu * counted) / 100}
 
-    def table():
-        order = torch.randperm(len(RUNS), generator=generator).tolist()
+    def table(place):
+        order = [i for i in torch.randperm(len(RUNS), generator=generator).tolist() if i != FOUND]
+        order.insert(place, FOUND)
         return [{"name": name, **run(*RUNS[i])} for name, i in zip("ABCDEF", order, strict=True)]
 
-    return [{"tables": [table() for _ in range(3)]}]
+    return [{"tables": [table(place) for place in (0, 5, whole(generator, 1, 5))]}]
 
 
 def body(answer, group, given):
@@ -59,24 +62,37 @@ def nearest_to_eight(runs):
 MISTAKES = """
 in name:
 run["claimed"] / mfu(run) => run["claimed"]
-    You named the run with the highest claim. A high claim can be true: compare each claim with 6 · parameters · tokens,
-    over the operations that its GPUs could execute in that time.
+    You named the run with the highest claim. A high claim can be true.
+        Compare each claim with 6 · parameters · tokens, over the operations that its GPUs could execute in that time.
 => run["claimed"] - mfu(run)
     You named the run whose claim is furthest above 6 · parameters · tokens in percentage points. Its claim counts
-    attention, a seventh more at its sequence length. Recomputation adds a third: compare ratios.
+    attention, a seventh more at its sequence length. Recomputation adds a third.
+        Compare ratios.
 => -mfu(run)
-    You named the run with the smallest fraction of the peak. Its claim says so: compare the fraction with the claim.
+    You named the run with the smallest fraction of the peak. Its claim says so.
+        Compare the fraction with the claim.
 in all:
 return run["name"], mfu(run) => return run["name"], mfu(run) * 8 / 6
-    That is the right run, and still its HFU: 8 operations, 2 of them for the forward that runs again. MFU counts 6.
+    That is the right run, and still its HFU: 8 operations, 2 of them for the forward that runs again.
+        MFU counts 6.
 => return run["name"], run["claimed"] * 8 / 6
-    That is the right run, with the correction upside down. HFU counts more operations: multiply the claim by 6/8.
+    That is the right run, with the correction upside down. HFU counts more operations.
+        Multiply the claim by 6/8.
 => return run["name"], mfu(run) * 2 / 6
-    That is the right run. But 2 operations per parameter and token are forward alone. Backward adds 4.
+    That is the right run. But 2 operations per parameter and token are forward alone.
+        Backward adds 4.
 in MFU: => return run["name"], mfu(run) * run["gpus"]
-    Your fraction is of the peak of one GPU. All of them computed: divide by `gpus` as well.
+    Your fraction is of the peak of one GPU. All of them computed.
+        Divide by `gpus` as well.
 => return run["name"], mfu(run) * 86_400 / 24
-    That is the right run. But a day has 86 400 seconds, and you count hours.
+    That is the right run. But you count hours, and the peak is in operations per second.
+        A day has 86 400 seconds.
+"""
+
+EQUIVALENT = """
+run["claimed"] / mfu(run) => (2 * (run["claimed"] / mfu(run)))
+or run["claimed"] / mfu(run) => (100 * (run["claimed"] / mfu(run)))
+    The largest of several is the same when all are multiplied.
 """
 
 EXERCISE = exercise(globals(), points=1, right=(find_hfu, nearest_to_eight), ranks=(1,))

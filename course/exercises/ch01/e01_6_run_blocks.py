@@ -90,25 +90,32 @@ MISTAKES = """
 log.append(mean.item()) =>
 hidden = block.act(block.up(x)) => hidden = block.act(block.up(x)); log.append(hidden.abs().mean())
     The log keeps everything. Checkpoint runs your function again in backward, so each block is logged twice, by a
-    tensor whose graph holds the block's recomputed activations. Log after the checkpoint, and only a number.
+    tensor whose graph holds the block's recomputed activations.
+        Log after the checkpoint, and only a number.
 log.append(mean.item()) =>
 hidden = block.act(block.up(x)) => hidden = block.act(block.up(x)); log.append(hidden.detach().abs().mean())
-    The memory is right. But the log has each value twice: checkpoint runs your function again in backward. Let the
-    function return the value, and append it outside.
+    The memory is right. But the log has each value twice: checkpoint runs your function again in backward.
+        Let the function return the value, and append it outside.
 in log, activations: mean.item() => mean
     The log is right, but its values are tensors with a graph, and the graph holds the hidden activations after their
-    recomputation. Log a number: .item(), or .detach().
+    recomputation.
+        Log a number: .item(), or .detach().
 in activations: in_one_checkpoint
     You made one checkpoint of all blocks. Few activations are kept after forward, but backward then recomputes all
-    blocks together, and the peak is as high as without a checkpoint. Give each block a checkpoint.
+    blocks together, and the peak is as high as without a checkpoint.
+        Give each block a checkpoint.
 in after forward: checkpoint(run, block, x, use_reentrant=False) => run(block, x)
-    After forward all activations are still alive: `up`, `act` and `down` must all run inside the checkpoint.
+    After forward all activations are still alive.
+        `up`, `act` and `down` must all run inside the checkpoint.
 => torch.no_grad()(run)(block, x)
-    The output has no graph, so backward cannot begin. no_grad() gives up gradients; checkpoint only activations.
+    The output has no graph, so backward cannot begin.
+        no_grad() gives up gradients; checkpoint only activations.
 in gradient: => checkpoint(run, block, x.detach(), use_reentrant=False)
-    Only the last block has gradients: you cut the graph between the blocks. Hand x on as it is, without detach().
+    Only the last block has gradients: you cut the graph between the blocks.
+        Hand x on as it is, without detach().
 in log: log.append(mean.item()) =>
-    The log misses values: it needs one per block, in the order of the blocks.
+    The log misses values.
+        It needs one per block, in the order of the blocks.
 """
 
 EXERCISE = exercise(globals(), points=3, right=(run_blocks, logs_in_forward), ranks=(1,), timeout_s=20)

@@ -78,46 +78,58 @@ MISTAKES = """
 hangs
 dst > group.rank => group.rank % 2 == 0
     Parity does not separate the ranks of every cycle. With k = 2 even ranks send to even ranks only, and all of them
-    make the same call first; odd ranks likewise. Find what some ranks of every cycle have and some have not.
+    make the same call first; odd ranks likewise.
+        Find what some ranks of every cycle have and some have not.
 hangs
 => True
-    All ranks wait in send, so no rank starts its receive. Some ranks of each cycle must receive first.
+    All ranks wait in send, so no rank starts its receive.
+        Some ranks of each cycle must receive first.
 hangs
 => group.rank % 2 == 1
     Parity does not separate the ranks of every cycle. With k = 2 even ranks send to even ranks only, and all of them
-    make the same call first; odd ranks likewise. Find what some ranks of every cycle have and some have not.
+    make the same call first; odd ranks likewise.
+        Find what some ranks of every cycle have and some have not.
 hangs
 => group.rank != 0
     Rank 0 receives first, which opens the cycle that it is part of. With k = 2 ranks 1, 3 and 5 form a separate cycle,
-    and all of them send first. Each cycle needs a rank that receives first.
+    and all of them send first.
+        Each cycle needs a rank that receives first.
 hangs
 => group.rank == 0
     Rank 0 sends first, which opens the cycle that it is part of. With k = 2 ranks 1, 3 and 5 form a separate cycle, and
-    all of them receive first. Each cycle needs a rank that sends first.
+    all of them receive first.
+        Each cycle needs a rank that sends first.
 hangs
 => False
-    All ranks wait in recv, so no rank starts its send. Some ranks of each cycle must send first.
+    All ranks wait in recv, so no rank starts its send.
+        Some ranks of each cycle must send first.
 in messages that were not waited for: comm.recv(x, group, src).wait() => comm.recv(x, group, src)
     You started a send or a receive and did not wait for it. Until its wait() returns, the sent tensor must not change
-    and the received tensor must not be read. Wait for it before you start the next.
+    and the received tensor must not be read.
+        Wait for it before you start the next.
 => comm.exchange({dst: x}, {src: x}, group).wait()[src]
 if sends_first: => if False:
 if not sends_first: => if False:
-    The result is right, with two messages of a rank in flight at once. Here only their order may prevent the deadlock:
-    wait for the first before you start the second.
+    The result is right, with two messages of a rank in flight at once. Here only their order may prevent the deadlock.
+        Wait for the first before you start the second.
 lambda x, k, group: comm.all_gather(x[None], group)[(group.rank - k) % group.size]
-    The result is right, and a collective sends every tensor to every rank. Each rank needs one: use send and recv.
+    The result is right, and a collective sends every tensor to every rank. Each rank needs one.
+        Use send and recv.
 lambda x, k, group: shift(x, -k, group)
-    You shift in the opposite direction: rank r sends to rank r + k, so it receives from rank r - k.
+    You shift in the opposite direction.
+        Rank r sends to rank r + k, so it receives from rank r - k.
 return received => return x
 or lambda x, k, group: x
-    Each rank still has its own x. Return the received tensor: wait() of recv returns it.
+    Each rank still has its own x.
+        Return the received tensor: wait() of recv returns it.
 lambda x, k, group: shift(x, 1, group)
 or lambda x, k, group: shift(x, 1, group) if k % group.size else x
-    You always send to the next rank. Send to rank r + k, and receive from rank r - k.
+    You always send to the next rank.
+        Send to rank r + k, and receive from rank r - k.
 lambda x, k, group: shift(x, -1, group)
 or lambda x, k, group: shift(x, -1, group) if k % group.size else x
-    You always send to the previous rank: wrong direction, and k is not used. Send to rank r + k, receive from r - k.
+    You always send to the previous rank: wrong direction, and k is not used.
+        Send to rank r + k, receive from r - k.
 """
 
 EXERCISE = exercise(

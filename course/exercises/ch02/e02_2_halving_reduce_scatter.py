@@ -90,50 +90,60 @@ def in_chunks(x, peer, group):
 
 MISTAKES = """
 in sent by: comm.reduce_scatter
-    The result is right, and a collective computed it. Write it with send, recv and exchange.
+    The result is right, and a collective computed it.
+        Write it with send, recv and exchange.
 in calls that were not waited for:
 peer = group.rank ^ distance => sending = comm.send(theirs, group, group.rank ^ distance)
 comm.exchange({peer: theirs}, {peer: mine}, group).wait()[peer] => comm.recv(mine, group, group.rank ^ distance).wait()
-    A send or a receive was started and not waited for. Keep the handle, and wait() before you use or change the tensor.
+    A send or a receive was started and not waited for.
+        Keep the handle, and wait() before you use or change the tensor.
 in all:
 x = mine + got => x = mine.add_(got)
-    The result is right, and you change x: a chunk is a view, and add_ or += writes into x. Add into a new tensor.
+    The result is right, and you change x: a chunk is a view, and add_ or += writes into x.
+        Add into a new tensor.
 ring
-    The result and the bytes are right, with a ring: n - 1 messages from each rank to its right neighbour. Halving needs
-    log2 n messages: in each round, send one message to rank r ^ d.
+    The result and the bytes are right, with a ring: n - 1 messages from each rank to its right neighbour.
+        Halving needs log2 n messages: in each round, send one message to rank r ^ d.
 directly
-    The result and the bytes are right, and each rank sends a message to each of the n - 1 others. Halving needs log2 n
-    messages: in each round, send to one partner all chunks that its side owns.
+    The result and the bytes are right, and each rank sends a message to each of the n - 1 others.
+        Halving needs log2 n messages: in each round, send to one partner all chunks that its side owns.
 got = comm.exchange({peer: theirs}, {peer: mine}, group).wait()[peer] => got = in_chunks(theirs, peer, group)
     The result and the bytes are right, in too many messages: you send the chunks of a half one by one. A message costs
-    its latency each time. Send the half as one tensor.
+    its latency each time.
+        Send the half as one tensor.
 lower, upper = x.chunk(2) =>
 mine, theirs = (upper, lower) if in_upper_side else (lower, upper) => mine = theirs = x
 return x => return x.chunk(group.size)[group.rank]
-    The result is right, and you all-reduce before you cut: each round sends the full array, log2 n · S in total. Cut
-    first: each round sends half of the sums that the rank still holds, (n-1)/n · S in total.
+    The result is right, and you all-reduce before you cut: each round sends the full array, log2 n · S in total.
+        Cut first: each round sends half of the sums that the rank still holds, (n-1)/n · S in total.
 lower, upper = x.chunk(2) =>
 mine, theirs = (upper, lower) if in_upper_side else (lower, upper) => mine = theirs = x
 x = mine + got => x = (mine + got).chunk(2)[bool(in_upper_side)]
-    The result is right, and each round sends all that the rank holds. The partner needs the half that its side owns.
+    The result is right, and each round sends all that the rank holds.
+        The partner needs the half that its side owns.
 in chunk of the sum:
 lower, upper = x.chunk(2) =>
 mine, theirs = (upper, lower) if in_upper_side else (lower, upper) => mine = theirs = x
-    You return the full sum. A reduce-scatter leaves rank r with chunk r.
+    You return the full sum.
+        A reduce-scatter leaves rank r with chunk r.
 (upper, lower) if in_upper_side else (lower, upper) => (lower, upper) if in_upper_side else (upper, lower)
-    The sums are complete, and rank r has chunk n - 1 - r: each rank keeps the half that it should send. The rank whose
-    number contains d keeps the upper half.
+    The sums are complete, and rank r has chunk n - 1 - r: each rank keeps the half that it should send.
+        The rank whose number contains d keeps the upper half.
 distance = group.size // 2 => distance = 1
 while distance: => while distance < group.size:
 distance //= 2 => distance *= 2
     The sums are complete, and on the wrong ranks: chunk 1 is on rank n/2. Your partners are at distance 1, 2, 4, …
-    while the halves are cut from the largest to the smallest. Begin at distance n/2.
+    while the halves are cut from the largest to the smallest.
+        Begin at distance n/2.
 x = mine + got => x = mine
-    You return your own chunk of x, and nothing was added. Add each received half to the half that you keep.
+    You return your own chunk of x, and nothing was added.
+        Add each received half to the half that you keep.
 x = mine + got => x = got
-    The received half replaces yours. Add it: the other rank's sums do not contain your numbers.
+    The received half replaces yours.
+        Add it: the other rank's sums do not contain your numbers.
 while distance: => while distance > 1:
-    The last round is missing: each rank returns two chunks, with the numbers of every second rank. Go on to distance 1.
+    The last round is missing: each rank returns two chunks, with the numbers of every second rank.
+        Go on to distance 1.
 """
 
 EXERCISE = exercise(globals(), points=3, right=(halving_reduce_scatter, near_first), ranks=(4, 8))

@@ -54,21 +54,28 @@ MISTAKES = """
 right, left = (r + 1) % n, (r - 1) % n => left, right = (r + 1) % n, (r - 1) % n
 parts[(r + k) % n] => parts[(r - k) % n]
 parts[(r + k + 1) % n] => parts[(r - k - 1) % n]
-    The result is right, but your ring turns to the right. Send to rank r - 1, and receive from rank r + 1.
+    The result is right, but your ring turns to the right.
+        Send to rank r - 1, and receive from rank r + 1.
 [parts[i] for i in range(n)] => list(parts.values())
-    You return all parts in the order in which they arrived, your own first. Put the part of rank i in place i.
+    You return all parts in the order in which they arrived, your own first.
+        Put the part of rank i in place i.
 parts[(r + k) % n] => parts[(r - k) % n]
 parts[(r + k + 1) % n] => parts[(r - k - 1) % n]
-    The parts are in the wrong order. In a ring that turns left, the second is from rank r + 1, the third from r + 2.
+    The parts are in the wrong order.
+        In a ring that turns left, the second is from rank r + 1, the third from r + 2.
 parts[(r + k) % n] => part
-    Each step receives the right neighbour's own part again: each rank sends its own. Send the part received last.
+    Each step receives the right neighbour's own part again: each rank sends its own.
+        Send the part received last.
 comm.all_gather
-    The result is right, and a collective did the work. Write it with send, recv and exchange.
+    The result is right, and a collective did the work.
+        Write it with send, recv and exchange.
 range(n - 1) => range(2 * (n - 1))
-    The result is right, and you send more than n - 1 parts. One part in each of n - 1 steps is enough.
+    The result is right, and you send more than n - 1 parts.
+        One part in each of n - 1 steps is enough.
 in calls that were not waited for: parts[(r + k) % n] => comm.send(parts[(r + k) % n], group, left)
 {left: sent} => {}
-    A send or a receive was started and not waited for. Keep the handle, and wait() before you use or change the tensor.
+    A send or a receive was started and not waited for.
+        Keep the handle, and wait() before you use or change the tensor.
 """
 
 EXERCISE = exercise(globals(), points=3, right=(left_all_gather, gather_in_place))

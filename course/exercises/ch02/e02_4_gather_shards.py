@@ -95,29 +95,38 @@ MISTAKES = """
 in calls that were not waited for: dist.all_gather(rows, padded) => dist.all_gather(rows, padded, async_op=True)
 or rows = [torch.empty_like(padded) for _ in range(n)] => rows = [x.new_zeros(int(k)) for k in lengths]
 dist.all_gather(rows, padded) => exchanging(x, rows)
-    A call was started and not waited for. The handle of isend, irecv or async_op=True has a method wait(): call it
-    before you read the tensors, and before you return.
+    A call was started and not waited for. The handle of isend, irecv or async_op=True has a method wait().
+        Call it before you read the tensors, and before you return.
 dist.all_gather(rows, padded) => dist.all_gather_object(rows, x)
     The result is right, and you send several times the bytes needed: functions whose names end in _object pickle the
-    tensor. Send the lengths as one tensor, then the values.
+    tensor.
+        Send the lengths as one tensor, then the values.
 rows[i][: lengths[i]] => rows[i]
-    You return the padding too: n times the longest shard. Cut each received tensor to the length of its shard.
+    You return the padding too: n times the longest shard.
+        Cut each received tensor to the length of its shard.
 padded[: len(x)] = x => padded[longest - len(x) :] = x
-    You padded at the front and cut at the end: zeros remain, numbers are lost. Pad at the end: pad(x, (0, count)).
+    You padded at the front and cut at the end: zeros remain, numbers are lost.
+        Pad at the end: pad(x, (0, count)).
 rows[i][: lengths[i]] => rows[i][: len(x)]
-    You cut every shard to this rank's own length. Each has its own: gather the lengths, and cut shard i to length i.
+    You cut every shard to this rank's own length. Each has its own.
+        Gather the lengths, and cut shard i to length i.
 rows[i][: lengths[i]] => rows[i][rows[i] != 0]
-    You removed zeros to remove the padding. A shard can contain a 0, and loses it: cut by length, not by value.
+    You removed zeros to remove the padding. A shard can contain a 0, and loses it.
+        Cut by length, not by value.
 [torch.empty_like(padded) for _ in range(n)] => [torch.empty_like(padded)] * n
-    Every shard is the last rank's: [t] * n is one tensor n times, and each receive overwrites it. Allocate n tensors.
+    Every shard is the last rank's: [t] * n is one tensor n times, and each receive overwrites it.
+        Allocate n tensors.
 for i in range(n) => for i in [*range(dist.get_rank(), n), *range(dist.get_rank())]
 or for i in range(n) => for i in sorted(range(n), key=dist.get_rank().__ne__)
 or for i in range(n) => for i in sorted(range(n), key=dist.get_rank().__eq__)
-    You put your own shard before or after all others. A shard has the same place on all ranks.
+    You put your own shard before or after all others.
+        A shard has the same place on all ranks.
 for i in range(n) => for i in range(n) if i != dist.get_rank()
-    Your own shard is missing. Ranks send to the others; add your own x in its place.
+    Your own shard is missing. Ranks send to the others.
+        Add your own x in its place.
 in all shards: return torch.cat => return None if dist.get_rank() else torch.cat
-    Only rank 0 returns the shards. All ranks need them: all_gather instead of gather.
+    Only rank 0 returns the shards.
+        All ranks need them: all_gather instead of gather.
 """
 
 

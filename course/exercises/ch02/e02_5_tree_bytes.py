@@ -36,26 +36,36 @@ returns float(result)
 
 MISTAKES = """
 returns (n - 1).bit_length() * payload_bytes
-    ⌈log₂ n⌉·S are the bytes of rank 0, the busiest. Count this rank's messages: one to its parent, one to each child.
+    ⌈log₂ n⌉·S are the bytes of rank 0, the busiest.
+        Count this rank's messages: one to its parent, one to each child.
 returns 2 * (n - 1) / n * payload_bytes
-    You give every rank the mean of all, 2(n-1)/n · S. Tree ranks send different amounts: count this one's messages.
+    You give every rank the mean of all, 2(n-1)/n · S. Tree ranks send different amounts.
+        Count this one's messages.
 0 if rank == 0 else 1 => 0
-    You count only the messages to the children. Before, every rank except 0 also sends its partial sum to its parent.
+    You count only the messages to the children.
+        Before, every rank except 0 also sends its partial sum to its parent.
 messages += rank + distance < n =>
-    You count only the message to the parent. After that, a rank sends the sum to each of its children.
+    You count only the message to the parent.
+        After that, a rank sends the sum to each of its children.
 0 if rank == 0 else 1 => 1
-    Rank 0 has no parent, so it sends no partial sum. It sends S to each child, and nothing more.
+    Rank 0 has no parent, so it sends no partial sum.
+        It sends S to each child, and nothing more.
 returns 2 * result
-    You also count the bytes that the rank receives. Count only what it sends: S to its parent, and S to each child.
+    You also count the bytes that the rank receives.
+        Count only what it sends: S to its parent, and S to each child.
 rank + distance < n => 1
-    You count children that do not exist. If n is no power of two, rank r has a child at distance d only if r + d < n.
+    You count children that do not exist.
+        If n is no power of two, rank r has a child at distance d only if r + d < n.
 rank + distance < n => len(range(rank + distance, min(rank + 2 * distance, n)))
-    You count a message for each rank below this one. A rank sends the sum to its children, and they send it on.
+    You count a message for each rank below this one.
+        A rank sends the sum to its children, and they send it on.
 and rank % (2 * distance) == 0 =>
 rank + distance < n => rank < distance < n - rank
-    These are children in another tree, at distances above r's highest bit. Here r and r + d pair where 2d divides r.
+    These are children in another tree, at distances above r's highest bit.
+        Here r and r + d pair where 2d divides r.
 messages * payload_bytes => messages
-    You return the number of messages. Each carries the full array: multiply by S.
+    You return the number of messages. Each carries the full array.
+        Multiply by S.
 """
 
 EXERCISE = exercise(globals(), points=2, right=(tree_bytes,), same_as=from_the_moves)

@@ -75,46 +75,64 @@ seconds[-1] - seconds[1] => seconds[-1] - seconds[0]
 seconds[1] - slope * sizes_bytes[1] => seconds[0] - slope * sizes_bytes[0]
 or slope = (seconds[-1] - seconds[1]) / more_bytes => height, slope = line(sizes_bytes, seconds)
 height = seconds[1] - slope * sizes_bytes[1] =>
-    Your line goes through the first time, which contains the setup. Fit it to the later times, then compare the first.
+    Your line goes through the first time, which contains the setup.
+        Fit it to the later times, then compare the first.
 lambda n, sizes_bytes, seconds: fit_ring(n, *zip(*sorted(zip(sizes_bytes, seconds))))
 or lambda n, sizes_bytes, seconds: by_least_squares(n, *zip(*sorted(zip(sizes_bytes, seconds))))
-    You sorted the calls by size and left out the smallest. The setup is in the first in time: the lists' first entry.
+    You sorted the calls by size and left out the smallest.
+        The setup is in the first in time: the lists' first entry.
 return alpha_s, bandwidth_Bps, setup_s => return bandwidth_Bps, alpha_s, setup_s
-    Latency and bandwidth are right, in the wrong order: return (alpha_s, bandwidth_Bps, setup_s).
+    Latency and bandwidth are right, in the wrong order.
+        Return (alpha_s, bandwidth_Bps, setup_s).
 in alpha_s:
 height / (2 * (n - 1)) => height
-    Your latency is the height of the line at 0 bytes: the latency of all 2(n-1) steps. Divide by their number.
+    Your latency is the height of the line at 0 bytes: the latency of all 2(n-1) steps.
+        Divide by their number.
 height / (2 * (n - 1)) => height / (n - 1)
-    Your latency counts n - 1 steps. An all-reduce has n - 1 of the reduce-scatter and n - 1 of the all-gather.
+    Your latency counts n - 1 steps.
+        An all-reduce has n - 1 of the reduce-scatter and n - 1 of the all-gather.
 height / (2 * (n - 1)) => height / n
-    Your latency counts n steps. A ring all-reduce has 2(n-1).
+    Your latency counts n steps.
+        A ring all-reduce has 2(n-1).
 height / (2 * (n - 1)) => height / (2 * n)
-    Your latency counts 2n steps. A ring all-reduce has 2(n-1): in n - 1 steps a chunk passes all ranks.
+    Your latency counts 2n steps.
+        A ring all-reduce has 2(n-1): in n - 1 steps a chunk passes all ranks.
 height / (2 * (n - 1)) => min(seconds[1:]) / (2 * (n - 1))
-    Your latency is a step of the smallest array, which has bytes in it. Take the height of the line at 0 bytes.
+    Your latency is a step of the smallest array, which has bytes in it.
+        Take the height of the line at 0 bytes.
 height / (2 * (n - 1)) => 1e6 * height / (2 * (n - 1))
-    Your latency is in microseconds. The name says seconds.
+    Your latency is in microseconds.
+        The name says seconds.
 in bandwidth_Bps:
 2 * (n - 1) / n / slope => 1 / slope
-    Your bandwidth is 1 over the slope, the algorithm bandwidth. The link carries 2(n-1)/n bytes per byte: multiply.
+    Your bandwidth is 1 over the slope, the algorithm bandwidth.
+        The link carries 2(n-1)/n bytes for each byte of the array: multiply by that.
 2 * (n - 1) / n / slope => (n - 1) / n / slope
-    Your bandwidth counts (n-1)/n · S, the reduce-scatter. The all-gather sends the same number of bytes again.
+    Your bandwidth counts (n-1)/n · S, the reduce-scatter.
+        The all-gather sends the same number of bytes again.
 2 * (n - 1) / n / slope => 2 * (n - 1) / slope
-    Your bandwidth is n times too large: a step sends a chunk of S/n, not the full array.
+    Your bandwidth is n times too large.
+        A step sends a chunk of S/n, not the full array.
 2 * (n - 1) / n / slope => 2 / slope
-    Your bandwidth counts 2S per rank, the limit for many ranks. A rank sends 2(n-1)/n · S.
+    Your bandwidth counts 2S per rank, the limit for many ranks.
+        A rank sends 2(n-1)/n · S.
 2 * (n - 1) / n / slope => slope * n / (2 * (n - 1))
-    Your bandwidth is in seconds per byte, like the slope. Bytes per second are 1 over the slope.
+    Your bandwidth is in seconds per byte, like the slope.
+        Bytes per second are 1 over the slope.
 2 * (n - 1) / n / slope => max(sizes_bytes[1:]) / max(seconds[1:])
 or 2 * (n - 1) / n / slope => 2 * (n - 1) / n * max(sizes_bytes[1:]) / max(seconds[1:])
-    Your bandwidth is the largest array over its time, as if latencies sent bytes. Use the slope of the line.
+    Your bandwidth is the largest array over its time, as if latencies sent bytes.
+        Use the slope of the line.
 in all:
 seconds[0] - (height + slope * sizes_bytes[0]) => seconds[0]
-    Latency and bandwidth are right. Your setup is the full first time: subtract the line's prediction for that size.
+    Latency and bandwidth are right. Your setup is the full first time.
+        Subtract the line's prediction for that size.
 seconds[0] - (height + slope * sizes_bytes[0]) => seconds[0] - height
-    Latency and bandwidth are right. You subtracted only the latency: subtract the time of its bytes as well.
+    Latency and bandwidth are right. You subtracted only the latency.
+        Subtract the time of its bytes as well.
 seconds[0] - (height + slope * sizes_bytes[0]) => seconds[0] - (alpha_s + sizes_bytes[0] / bandwidth_Bps)
-    Latency and bandwidth are right. You subtracted a single message's time. It was an all-reduce of 2(n-1) steps.
+    Latency and bandwidth are right. You subtracted a single message's time.
+        It was an all-reduce of 2(n-1) steps.
 """
 
 EXERCISE = exercise(globals(), points=2, right=(fit_ring, by_least_squares), ranks=(1,))

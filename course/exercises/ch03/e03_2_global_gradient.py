@@ -35,25 +35,34 @@ def by_weights(g, count, group):
 
 MISTAKES = """
 comm.all_reduce(gradient_of_sum, group) / total => comm.all_reduce(gradient_of_sum / max(count, 1), group, op="mean")
-    That is the mean of the ranks' means: few samples count too much. Add up the sums and the counts, then divide once.
+    That is the mean of the ranks' means: few samples count too much.
+        Add up the sums and the counts, then divide once.
 => comm.all_reduce(gradient_of_sum / count, group, op="mean")
-    Everything is nan: the rank without samples divided 0 by 0, and all got its nan. Divide once, by the total count.
+    Everything is nan: the rank without samples divided 0 by 0, and all got its nan.
+        Divide once, by the total count.
 => comm.all_reduce(gradient_of_sum / max(count, 1), group)
-    You divided each rank's sum by its own count and added up. Divide by the count of all ranks, after adding up.
+    You divided each rank's sum by its own count and added up.
+        Divide by the count of all ranks, after adding up.
 torch.tensor(count), group => torch.tensor(float(count)), group, op="mean"
-    The gradient is n times too large: you divided by the mean of the counts. Divide by their sum.
+    The gradient is n times too large: you divided by the mean of the counts.
+        Divide by their sum.
 comm.all_reduce(gradient_of_sum, group) => comm.all_reduce(gradient_of_sum, group, op="mean")
-    The gradient is n times too small: you averaged the sums over the ranks. Add them up.
+    The gradient is n times too small: you averaged the sums over the ranks.
+        Add them up.
 / total =>
 returns result / count if count else ANYTHING
-    You divided the sum over all ranks by this rank's own count: each rank differs. All-reduce the count as well.
+    You divided the sum over all ranks by this rank's own count: each rank differs.
+        All-reduce the count as well.
 / total =>
 returns result / (group.size * count) if count else ANYTHING
-    You divided by n times this rank's own count, the total only if all counts are equal: all-reduce the count as well.
+    You divided by n times this rank's own count, the total only if all counts are equal.
+        All-reduce the count as well.
 returns gradient_of_sum / count if count else ANYTHING
-    That is the mean over this rank's own samples. Nothing was sent.
+    That is the mean over this rank's own samples: nothing was sent.
+        Add up the sums and the counts over all ranks, then divide once.
 / total =>
-    That is the sum over all samples, not yet divided by their number.
+    That is the sum over all samples.
+        Divide it by their number.
 """
 
 EXERCISE = exercise(globals(), points=2, right=(global_gradient, by_weights))

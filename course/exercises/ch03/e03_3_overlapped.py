@@ -116,29 +116,36 @@ def two_ahead(gradients):
 
 MISTAKES = """
 for g in gradients: => for g in list(gradients):
-    The averages are right, and no byte is sent during backward: you start every all-reduce after the last gradient. Do
-    not collect the iterator into a list; start a bucket while you loop.
+    The averages are right, and no byte is sent during backward: you start every all-reduce after the last gradient.
+        Do not collect the iterator into a list; start a bucket while you loop.
 comm.all_reduce_start(flat, group, op="mean") => comm.all_reduce(flat, group, op="mean")
 all_reduce.wait() => all_reduce
     The averages are right, but you wait for an all-reduce before the last gradient exists, and backward stops
-    meanwhile. Keep the return value of all_reduce_start, and wait after the loop.
+    meanwhile.
+        Keep the return value of all_reduce_start, and wait after the loop.
 if held_bytes >= bucket_bytes: => if True:
-    The averages are right, but each gradient is sent alone and pays its own latency. Put several into one torch.cat.
+    The averages are right, but each gradient is sent alone and pays its own latency.
+        Put several into one torch.cat.
 if bucket and held_bytes + size_bytes > bucket_bytes: => if False:
-    The averages are right, but a bucket takes a gradient that no longer fits. Look at the size of the next gradient
-    before you add it: if it does not fit, send the bucket first.
+    The averages are right, but a bucket takes a gradient that no longer fits.
+        Look at the size of the next gradient before you add it: if it does not fit, send the bucket first.
 for g in gradients: => for g in two_ahead(gradients):
-    The averages are right, but a full bucket waits while you take more. Start its all-reduce before the next gradient.
+    The averages are right, but a full bucket waits while you take more.
+        Start its all-reduce before the next gradient.
 in averages:
 if bucket: => if False:
-    The last bucket was never sent: its gradients are missing. It is not full at the end: send it after the loop.
+    The last bucket was never sent: its gradients are missing. It is not full at the end.
+        Send it after the loop.
 if bucket: => if False:
 return averages => return averages + bucket
-    The last bucket was never sent: its gradients are this rank's. It is not full at the end: send it after the loop.
+    The last bucket was never sent: its gradients are this rank's. It is not full at the end.
+        Send it after the loop.
 op="mean" => op="sum"
-    You summed and did not divide by the number of ranks. Use op="mean".
+    You summed and did not divide by the number of ranks.
+        Use op="mean".
 returns result[::-1]
     The averages are right, but not in the order in which the gradients came.
+        Go through the buckets in the order in which you sent them.
 """
 
 EXERCISE = exercise(globals(), points=3, right=(overlapped, by_torch_distributed), ranks=(3, 4, 5))

@@ -73,17 +73,22 @@ MISTAKES = f"""
 in gradients:
 / len(microbatches) =>
     Exactly {MICROBATCHES} times too large, and there are {MICROBATCHES} microbatches: backward adds up, and a sum of
-    mean losses is not a mean. Divide each loss by their number.
+    mean losses is not a mean.
+        Divide each loss by their number.
 op="mean" => op="sum"
     Exactly as many times too large as there are ranks: you summed over them and did not divide.
+        Take the mean over the ranks.
 / len(microbatches) => / len(microbatches) ** 2
     Exactly {MICROBATCHES} times too small: you divided by the number of microbatches twice.
+        The mean over the ranks divides by the ranks alone: divide by the microbatches once, in the loss or after the
+        sum.
 / len(microbatches) =>
 op="mean" => op="sum"
     Too large by ranks times microbatches: nothing was divided.
+        Divide each loss by the number of microbatches, and take the mean over the ranks.
 in all: after_each_microbatch
-    The gradients are right, and you send them several times: you communicate after every microbatch. The weights do not
-    change in between, so communicating after the last is enough.
+    The gradients are right, and you send them several times: you communicate after every microbatch.
+        The weights do not change in between, so communicating after the last is enough.
 """
 
 EXERCISE = exercise(globals(), points=2, right=(accumulate, in_one_message))

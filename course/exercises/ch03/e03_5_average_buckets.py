@@ -111,31 +111,40 @@ p.grad = piece.view_as(p) => p.grad = (torch.zeros_like(p) if p.grad is None els
 MISTAKES = """
 in in flight: work.wait() =>
     No rank waits for its all-reduces: the gradients are read while bytes still arrive, and differ from run to run. With
-    async_op=True the call returns a Work; call its wait() before you read the tensor.
+    async_op=True the call returns a Work.
+        Call its wait() before you read the tensor.
 dist.all_reduce(flat, async_op=True) => dist.all_reduce(flat, async_op=True).wait()
 work.wait() =>
-    The means are right, but a bucket starts when the bucket before it is finished. Start all of them first and keep
-    (bucket, flat tensor, Work) in a list; then wait for each.
+    The means are right, but a bucket starts when the bucket before it is finished.
+        Start all of them first and keep (bucket, flat tensor, Work) in a list; then wait for each.
 for bucket in buckets: => for bucket in [[p] for p in sum(buckets, []) if p.requires_grad]:
-    The means are right, but each parameter has its own all-reduce. Put a bucket's gradients into one torch.cat.
+    The means are right, but each parameter has its own all-reduce.
+        Put a bucket's gradients into one torch.cat.
 if p.requires_grad =>
-    The frozen parameter was sent and now has a gradient. Leave out what does not require one (p.requires_grad).
+    The frozen parameter was sent and now has a gradient.
+        Leave out what does not require one (p.requires_grad).
 p.grad = piece.view_as(p) => p.grad = None if p.grad is None else piece.view_as(p)
     The parameter used on one rank has its mean there, and None on the ranks that did not use it: its copies drift
-    apart. Every rank sends zeros for a missing gradient, and every rank takes the mean.
+    apart.
+        Every rank sends zeros for a missing gradient, and every rank takes the mean.
 flat /= dist.get_world_size() =>
 piece.view_as(p) => piece.view_as(p) / users(p)
-    You divided the gradient of the parameter used on one rank by 1. The others have gradient 0: the mean is over n.
+    You divided the gradient of the parameter used on one rank by 1.
+        The others have gradient 0: the mean is over n.
 flat /= dist.get_world_size() =>
-    The gradients are n times too large: an all-reduce sums. Divide by dist.get_world_size().
+    The gradients are n times too large: an all-reduce sums.
+        Divide by dist.get_world_size().
 in first wait: work.wait() => flat = flat.clone()
 p.grad = piece.view_as(p) => p.grad = piece.view_as(p); work.wait()
-    The gradients were read before the first wait(), while bytes arrived. Wait for a bucket, then read its flat tensor.
+    The gradients were read before the first wait(), while bytes arrived.
+        Wait for a bucket, then read its flat tensor.
 piece.view_as(p) => piece.view_as(p) if p.grad is None else p.grad; p.grad.flatten().copy_(piece)
     One gradient is still the rank's own: it is not contiguous. flatten() and reshape(-1) then return a copy, and
-    writing to the copy changes nothing. Assign p.grad, or use p.grad.copy_(...) in the shape of p.
+    writing to the copy changes nothing.
+        Assign p.grad, or use p.grad.copy_(...) in the shape of p.
 p.grad = piece.view_as(p) => pass
-    Each rank still has its own gradients: the all-reduce changed the tensor that torch.cat made. Write the pieces back.
+    Each rank still has its own gradients: the all-reduce changed the tensor that torch.cat made.
+        Write the pieces back.
 """
 
 EXERCISE = exercise(globals(), points=1, right=(average_buckets,))

@@ -96,23 +96,30 @@ comm.broadcast(flat, group, src=0) => comm.all_reduce(flat * (group.rank == 0), 
 
 MISTAKES = """
 by_dtype.setdefault(x.dtype, []) => by_dtype.setdefault(x, [])
-    All ranks have rank 0's tensors, but each has its own message, and latency. Put all of a dtype into one flat tensor.
+    All ranks have rank 0's tensors, but each has its own message, and latency.
+        Put all of a dtype into one flat tensor.
 in buffers: by_dtype.setdefault(x.dtype, []) => by_dtype.setdefault("all", [])
     You put tensors of all dtypes into one message. torch.cat converts them to float64: float32 becomes twice as long,
-    and an integer above 2^53 is rounded. Send one message for each dtype.
+    and an integer above 2^53 is rounded.
+        Send one message for each dtype.
 in parameters, buffers:
 x.copy_(piece.view_as(x)) => x = piece.view_as(x)
-    Nothing changed: the model has its old values. Copy each piece into its tensor (x.copy_(...), under no_grad()).
+    Nothing changed: the model has its old values.
+        Copy each piece into its tensor (x.copy_(...), under no_grad()).
 (*model.parameters(), *model.buffers()) => model.parameters()
-    The parameters are equal, the buffers are not. A batch norm's running means belong to the model: model.buffers().
+    The parameters are equal, the buffers are not.
+        A batch norm's running means belong to the model: model.buffers().
 in parameters:
 (*model.parameters(), *model.buffers()) => model.parameters()
 comm.broadcast(flat, group, src=0) => comm.all_reduce(flat, group, op="mean")
-    You averaged the weights: they are equal, and much smaller than an initialisation makes them. Take those of rank 0.
+    You averaged the weights: they are equal, and much smaller than an initialisation makes them.
+        Take those of rank 0.
 src=0 => src=group.size - 1
-    All ranks have the weights of the last rank. Broadcast from src=0.
+    All ranks have the weights of the last rank.
+        Broadcast from src=0.
 *model.parameters() => *(p for p in model.parameters() if p.requires_grad)
-    The frozen parameter was left out. It is not trained, but the model uses it: take all parameters.
+    The frozen parameter was left out. It is not trained, but the model uses it.
+        Take all parameters.
 """
 
 EXERCISE = exercise(globals(), points=2, right=(start_equal, by_torch_distributed))

@@ -2,6 +2,7 @@
 
 import torch
 from torch.nn.functional import mse_loss
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from course.check.edits import exercise
 from course.check.exercise import everywhere, random
@@ -18,12 +19,23 @@ def inputs(generator, n):
 
 
 def body(answer, group, given):
-    """The weights after one step, after two, and after three, each from the start."""
+    """The gradients of the last step, and the weights, after one step, after two, and after three from the start.
+
+    AdamW divides by the size of the gradients, so the weights alone would not show a factor.
+    """
     found = {}
     for steps in range(1, STEPS + 1):
-        model = model_of(given["weights"])
+        model, seen = model_of(given["weights"]), []
+        params = list(model.parameters())
+
+        def sees(*_, params=params, seen=seen):
+            seen[:] = [None if p.grad is None else p.grad.clone() for p in params]
+
+        hook = register_optimizer_step_pre_hook(sees)
         answer(model, given["batches"][:steps], group)
-        found[f"weights after step {steps}"] = [p.detach() for p in model.parameters()]
+        hook.remove()
+        found[f"weights after step {steps}"] = [p.detach() for p in params]
+        found[f"gradients that step {steps} used"] = seen
     return found
 
 
@@ -35,6 +47,7 @@ def reference(given):
         for g in given:
             x, y = g["batches"][k]
             (mse_loss(model(x), y) / len(given)).backward()
+        found[f"gradients that step {k + 1} used"] = [p.grad.clone() for p in model.parameters()]
         optimizer.step()
         found[f"weights after step {k + 1}"] = [p.detach().clone() for p in model.parameters()]
     return everywhere(found, given)
@@ -72,22 +85,32 @@ set_to_none=False =>
 """
 
 MISTAKES = """
+in gradients:
+comm.all_reduce(bucket, group, op="mean") => comm.all_reduce(bucket, group)
+    The replicas are equal, and step with the sum of the gradients, n times too large. AdamW nearly hides that.
+        Take the mean: a clip, a log of the norm, or another optimizer would feel the factor.
+in all:
 set_to_none=False =>
     The replicas still differ from step 2 on: then nothing of a rank's gradient is in the bucket. Where is the memory
-    that backward writes to? Compare p.grad.data_ptr() with bucket.data_ptr() at the start of each step.
+    that backward writes to?
+        Compare p.grad.data_ptr() with bucket.data_ptr() at the start of each step.
 optimizer.zero_grad(set_to_none=False) =>
-    The replicas are equal, but backward adds to the previous mean in the bucket. Write zeros before each backward.
+    The replicas are equal, but backward adds to the previous mean in the bucket.
+        Write zeros before each backward.
 set_to_none=False =>
 optimizer.step() => optimizer.step(); replace_weights(params, lambda w: comm.broadcast(w, group))
     You broadcast weights after each step. The replicas are equal, and follow rank 0, which from step 2 on uses its own
-    gradient alone. Repair the gradient.
+    gradient alone.
+        Repair the gradient.
 set_to_none=False =>
 optimizer.step() => optimizer.step(); replace_weights(params, lambda w: comm.all_reduce(w, group, op="mean"))
     You average the weights after each step. The replicas are equal, but from step 2 on each steps with its own
-    gradient, and AdamW is not linear: a mean of steps is not the step of the mean gradient. Repair the gradient.
+    gradient, and AdamW is not linear: a mean of steps is not the step of the mean gradient.
+        Repair the gradient.
 bucket.copy_(comm.all_reduce(bucket, group, op="mean")) => bucket = comm.all_reduce(bucket, group, op="mean")
     The replicas now differ from step 1 on: each p.grad is the rank's own gradient, and the optimizer does not read the
-    bucket. Either backward writes into the bucket, or its pieces are copied to p.grad after the all-reduce.
+    bucket.
+        Either backward writes into the bucket, or its pieces are copied to p.grad after the all-reduce.
 """
 
 EXERCISE = exercise(globals(), points=2, right=(train_replicas,))

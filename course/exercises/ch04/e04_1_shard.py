@@ -125,37 +125,44 @@ def in_another_order(x, group, deal=contiguous):
 CONTIGUOUS = """
 in the part:
 padded.chunk(n)[group.rank] => padded[group.rank :: n]
-    Rank r has every n-th element, beginning with element r. A shard is contiguous: rank r has the elements from r·k/n
-    on, so that the shards side by side give the tensor.
+    Rank r has every n-th element, beginning with element r.
+        A shard is contiguous: rank r has the elements from r·k/n on, so that the shards side by side give the tensor.
 """
 
 MISTAKES = """
 in the part, its padding: return part, unshard => return part
     Return two things: part, and the function unshard.
 in the part: pad(flat, (0, -len(flat) % n)) => flat[: len(flat) // n * n]
-    The last elements have no owner: you cut k // n for each rank, and k % n are left over. Pad with zeros, then cut.
+    The last elements have no owner: you cut k // n for each rank, and k % n are left over.
+        Pad with zeros, then cut.
 in the part, its padding: of_different_sizes
-    Nothing is lost, but the shards have different sizes, and an all-gather needs equal sizes. Add zeros at the end
-    until n divides the size; each shard then has ceil(k/n) elements.
+    Nothing is lost, but the shards have different sizes, and an all-gather needs equal sizes.
+        Add zeros at the end until n divides the size; each shard then has ceil(k/n) elements.
 in the part:
 (0, -len(flat) % n) => (-len(flat) % n, 0)
-    The zeros come first. Put them at the end: then all elements keep their positions.
+    The zeros come first.
+        Put them at the end: then all elements keep their positions.
 -len(flat) % n => n - len(flat) % n
-    You add n zeros where n divides the size already. The padding is -k % n, here 0; n - k % n is n.
+    You add n zeros where n divides the size already.
+        The padding is -k % n, here 0; n - k % n is n.
 in all:
 pad(flat, (0, -len(flat) % n)) => pad(flat, (0, -len(flat) % n), value=7)
-    The shards are right, but the padding is not zero. It counts in every norm of the shard: use zeros.
+    The shards are right, but the padding is not zero. It counts in every norm of the shard.
+        Use zeros.
 whole[: x.numel()].view(x.shape) => whole
-    The shards are right, and unshard returns the padding with the tensor. Only the first k elements belong to the
-    tensor: cut the rest off, then restore the shape.
+    The shards are right, and unshard returns the padding with the tensor.
+        Only the first k elements belong to the tensor: cut the rest off, then restore the shape.
 whole[: x.numel()].view(x.shape) => whole[: x.numel()]
-    The shards are right, and unshard returns the right elements, flat. Restore the shape of x.
+    The shards are right, and unshard returns the right elements, flat.
+        Restore the shape of x.
 whole[: x.numel()].view(x.shape) => x
 or def unshard(part): => def unshard(_):
-    The shards are right, but unshard returns the old x. All-gather the given shards: the optimizer changed them.
+    The shards are right, but unshard returns the old x.
+        All-gather the given shards: the optimizer changed them.
 in the part, its padding, in ascending order: whole[: x.numel()] => whole[: x.numel()].flip(0)
 or in_another_order
-    The shards are right, and unshard returns all of x in a wrong order. Put each element back to where it was in x.
+    The shards are right, and unshard returns all of x in a wrong order.
+        Put each element back to where it was in x.
 """
 
 EXERCISE = exercise(globals() | {"MISTAKES": CONTIGUOUS + MISTAKES}, points=2, right=(shard, by_torch_distributed))
@@ -171,12 +178,13 @@ RULES = {
 def row(deal, task):
     listed = """
 whole[at] => whole[:]
-    The shards are right, and unshard joins them one after the other. Put each element back into its place in x.
+    The shards are right, and unshard joins them one after the other.
+        Put each element back into its place in x.
 in the part:
 """
     for other in (name for name in RULES if name != deal.__name__):
         listed += f"deal(padded, n) => {other}(padded, n)\n"
-        listed += f"    Your shards are {RULES[other]}. In your row they are {RULES[deal.__name__]}.\n"
+        listed += f"    Your shards are {RULES[other]}.\n        In your row they are {RULES[deal.__name__]}.\n"
 
     def of_row(mistake):
         expression = f"partial({mistake.wrong.expression}, deal={deal.__name__})"

@@ -156,96 +156,120 @@ MISTAKES = """
 in dtype, weights:
 [torch.empty_like(new) for _ in range(n)] => [new if r == rank else old for r, old in enumerate(shards(weights))]
 dist.all_gather(parts, new) =>
-    Each rank stepped its own shard and has old shards of the others. All-gather the stepped shards.
+    Each rank stepped its own shard and has old shards of the others.
+        All-gather the stepped shards.
 dist.all_gather(parts, new) => dist.all_gather(parts, shards(weights)[rank])
 torch.cat(parts)[:k] => torch.cat([*parts[:rank], new, *parts[rank + 1 :]])[:k]
-    Each rank has the others' shards of the previous step. Gather after the step, so that its result is sent.
+    Each rank has the others' shards of the previous step.
+        Gather after the step, so that its result is sent.
 torch.cat(parts)[:k] => weights
-    You return the old weights. Gather the new tensors that the step made.
+    You return the old weights.
+        Gather the new tensors that the step made.
 kept["optimizer"].step() => new = kept["master"].bfloat16().detach()
 new = kept["master"].detach().bfloat16() => kept["optimizer"].step()
-    The weights are one step behind: you gather the master weights before the step, not after it.
+    The weights are one step behind: you gather the master weights before the step.
+        Gather what the step made.
 torch.cat(parts)[:k] => new
-    You return this rank's shard alone. All-gather the shards, and join them.
+    You return this rank's shard alone.
+        All-gather the shards, and join them.
 [torch.empty_like(new) for _ in range(n)] => [torch.empty_like(new)] * n
-    All shards are the last rank's. `[t] * n` is n times the same tensor, and each shard overwrites the one before: make
-    n tensors, as with [torch.empty_like(t) for _ in range(n)].
+    All shards are the last rank's. `[t] * n` is n times the same tensor, and each shard overwrites the one before.
+        Make n tensors, as with [torch.empty_like(t) for _ in range(n)].
 in dtype: .detach().bfloat16() => .detach()
-    You return the weights in float32. The model computes in bfloat16: convert the master weights, then gather them.
+    You return the weights in float32. The model computes in bfloat16.
+        Convert the master weights, then gather them.
 torch.cat(parts)[:k] => torch.cat(parts)
-    You return the padding with the weights: only the first k elements are weights.
+    You return the padding with the weights.
+        Only the first k elements are weights.
 pad(x, (0, -k % n)) => x[: k - k % n]
 torch.cat(parts)[:k] => torch.cat([*parts, weights[k - k % n :]])
-    The last weights never change: you cut k // n elements for each rank, and k % n of them have no owner. Pad weights
-    and gradient with zeros until n divides their length.
+    The last weights never change: you cut k // n elements for each rank, and k % n of them have no owner.
+        Pad weights and gradient with zeros until n divides their length.
 pad(x, (0, -k % n)) => x[: k - k % n]
-    The last weights are missing: you cut k // n elements for each rank, and k % n of them have no owner. Pad weights
-    and gradient with zeros until n divides their length, and return the first k elements.
+    The last weights are missing: you cut k // n elements for each rank, and k % n of them have no owner.
+        Pad weights and gradient with zeros until n divides their length, and return the first k elements.
 shards(weights)[rank] => weights[rank * (k // n) :][: len(shards(weights)[0])]
     The shard of the weights and the shard of the gradient are different elements: the weights are cut at multiples of k
-    // n, the gradient at multiples of ceil(k / n). Pad both, then cut both in the same way.
+    // n, the gradient at multiples of ceil(k / n).
+        Pad both, then cut both in the same way.
 shards(weights)[rank] => shards(weights)[0]
-    Every rank stepped the first shard of the weights. Rank r owns shard r.
+    Every rank stepped the first shard of the weights.
+        Rank r owns shard r.
 total.float() / n => total.float()
     You stepped with the sum of the gradients over the n ranks. AdamW nearly hides that, but not where eps is large, and
-    a clip or a log of the norm does not. Divide by n.
+    a clip or a log of the norm does not.
+        Divide by n.
 total.float() / n => total.float() / n / n
-    You divided by n twice. ReduceOp.AVG divides already.
+    You divided by n twice.
+        ReduceOp.AVG divides already.
 total.float() / n => shards(gradient)[rank].float()
-    Each rank stepped its shard with its own gradient alone. A reduce-scatter gives it the sum over ranks.
+    Each rank stepped its shard with its own gradient alone.
+        A reduce-scatter gives it the sum over ranks.
 in kept:
 shards(weights)[rank].float() => shards(weights)[rank].clone()
 total.float() / n => total / n
 or shards(weights)[rank].float() => shards(weights)[rank]
 total.float() / n => total / n
 or by_hand(lambda w, m, v, t: (None, m.bfloat16(), v.bfloat16(), t))
-    You step in bfloat16, without master weights: an update much smaller than a weight is rounded off. In the first step
-    convert this rank's shard to float32; keep that copy and step it.
+    You step in bfloat16, without master weights: an update much smaller than a weight is rounded off.
+        In the first step convert this rank's shard to float32. Keep that copy and step it.
 by_hand(lambda w, m, v, t: (w, m.bfloat16(), v.bfloat16(), t))
-    The moments are in bfloat16, where a small change in a step is rounded off: keep them in float32.
+    The moments are in bfloat16, where a small change in a step is rounded off.
+        Keep them in float32.
 in dtype, weights:
 by_hand(lambda w, m, v, t: (None, m, v, t))
-    Each step begins at weights that are rounded to bfloat16, and loses the rounding error. Convert them to float32 only
-    in the first step; keep that copy in `kept` and step it.
+    Each step begins at weights that are rounded to bfloat16, and loses the rounding error.
+        Convert them to float32 only in the first step; keep that copy in `kept` and step it.
 if not kept: => if True:
     Every step is a first step: it begins at the rounded weights, with moments at zero. Fill `kept` in the first step
-    alone (`if not kept:`). `kept = {...}` makes a different dict, which the next step does not get.
+    alone (`if not kept:`).
+        `kept = {...}` makes a different dict, which the next step does not get.
 torch.optim.AdamW => torch.optim.Adam
-    This is Adam, which adds the weight decay to the gradient. AdamW takes it from the weights.
+    This is Adam, which adds the weight decay to the gradient.
+        AdamW takes it from the weights.
 **settings => lr=settings["lr"]
-    You take `lr` from `settings` alone. Pass all of it: torch.optim.AdamW([master], **settings).
+    You take `lr` from `settings` alone.
+        Pass all of it: torch.optim.AdamW([master], **settings).
 kept["optimizer"].step() => torch.optim.AdamW([kept["master"]], **settings).step()
-    The moments begin at zero in each step. Make the optimizer in the first step, and keep it in `kept`.
+    The moments begin at zero in each step.
+        Make the optimizer in the first step, and keep it in `kept`.
 by_hand(lambda w, m, v, t: (w, m, v, 0))
-    Every step corrects the moments as if it were the first: keep the number of steps in `kept`.
+    Every step corrects the moments as if it were the first.
+        Keep the number of steps in `kept`.
 in memory, dtype, weights, kept:
 shards(weights)[rank].float() => weights.float()
 torch.empty_like(shards(gradient)[rank]) => gradient
 dist.reduce_scatter(total, shards(gradient)) => dist.all_reduce(total)
 torch.cat(parts)[:k] => new
     The weights are right, but each rank steps all of them and keeps the full optimizer state: ZeRO-1 then saves
-    nothing. Keep master weights and moments of this rank's shard alone.
+    nothing.
+        Keep master weights and moments of this rank's shard alone.
 shards(weights)[rank].float() => shards(weights.float())[rank]
-    The weights are right, but your float32 shard is a view of all weights in float32, and keeps them. Cut first.
+    The weights are right, but your float32 shard is a view of all weights in float32, and keeps them.
+        Cut first.
 in memory, dtype, weights: shards(weights)[rank].float() => shards(weights)[rank].double()
 total.float() / n => total.double() / n
     The weights are right, but you keep more than float32 master weights and moments of this shard.
+        Look at each tensor in `kept`, and at what it is a view of.
 in what was sent, dtype, weights, calls:
 total = torch.empty_like(shards(gradient)[rank]) => dist.all_reduce(gradient)
 dist.reduce_scatter(total, shards(gradient)) => total = shards(gradient)[rank]
-    The step is right, and you send 50% more than you need: an all-reduce gathers gradients that no rank uses. A
-    reduce-scatter gives each rank the gradient of its shard.
+    The step is right, and you send 50% more than you need: an all-reduce gathers gradients that no rank uses.
+        A reduce-scatter gives each rank the gradient of its shard.
 .detach().bfloat16() => .detach()
 torch.cat(parts)[:k] => torch.cat(parts)[:k].bfloat16()
-    The step is right, but you gather weights in float32, twice the bytes. Convert to bfloat16 first.
+    The step is right, but you gather weights in float32, twice the bytes.
+        Convert to bfloat16 first.
 torch.empty_like(shards(gradient)[rank]) => torch.empty_like(shards(gradient.float())[rank])
 dist.reduce_scatter(total, shards(gradient)) => dist.reduce_scatter(total, shards(gradient.float()))
-    The step is right, but you send gradients in float32, twice the bytes. Convert the shard that you get.
+    The step is right, but you send gradients in float32, twice the bytes.
+        Convert the shard that you get.
 in what was sent, dtype, weights:
 total = torch.empty_like(shards(gradient)[rank]) => of_ranks = [torch.empty_like(gradient) for _ in range(n)]
 dist.reduce_scatter(total, shards(gradient)) => dist.all_gather(of_ranks, gradient)
 total.float() / n => shards(sum(of_ranks).float() / n)[rank]
     The step is right, but you send more than a reduce-scatter and an all-gather, both in bfloat16.
+        Look at the shape and the dtype of each tensor that you send.
 """
 
 EXERCISE = exercise(globals(), points=4, right=(zero1_step, by_owners, by_hand(lambda *state: state)))

@@ -71,8 +71,8 @@ def by_one_long_tensor(shards, replicated, max_norm, group):
 
 MISTAKES = """
 comm.all_reduce(squares, group) => squares
-    Each rank clips by the norm of its shards alone. The factors differ, and the gradient changes its direction. Add the
-    squares up over the ranks: comm.all_reduce returns the sum of all, and does not change its argument.
+    Each rank clips by the norm of its shards alone. The factors differ, and the gradient changes its direction.
+        Add the squares up over the ranks: comm.all_reduce returns the sum of all, and does not change its argument.
 squares = comm.all_reduce(squares, group) =>
 norm = squares.sqrt() => norm = comm.all_reduce(squares.sqrt(), group)
 or squares = comm.all_reduce(squares, group) => norm = comm.all_reduce(squares.sqrt(), group)
@@ -84,25 +84,34 @@ or comm.all_reduce(squares, group) => comm.all_reduce(squares, group).sqrt()
 sum((x * x).sum() for x in replicated) => sum((x * x).sum() for x in replicated).sqrt()
 norm = squares.sqrt() => norm = squares
 or comm.all_reduce(squares, group) => comm.all_reduce(squares.sqrt(), group) ** 2
-    You added norms. Norms of parts do not add up, their squares do: all-reduce the sum of the squares of the shards,
-    add the squares of `replicated`, then take the root.
+    You added norms.
+        Norms of parts do not add up, their squares do: all-reduce the sum of the squares of the shards, add the squares
+        of `replicated`, then take the root.
 squares = comm.all_reduce(squares, group) =>
 norm = squares.sqrt() => norm = comm.all_reduce(squares, group).sqrt()
-    `replicated` is in your norm n times, once per rank. Add up the shards' squares over the ranks, then its own once.
+    `replicated` is in your norm n times, once per rank.
+        Add up the shards' squares over the ranks, then its own once.
 squares = squares + sum((x * x).sum() for x in replicated) =>
-    `replicated` is not in your norm. It belongs to the same gradient.
+    `replicated` is not in your norm.
+        It belongs to the same gradient.
 comm.all_reduce(squares, group) => comm.all_reduce(squares, group, op="mean")
-    You averaged the squares over the ranks, so the norm is too small. Squares add up: op="sum".
+    You averaged the squares over the ranks, so the norm is too small.
+        Squares add up: op="sum".
 in the norm: norm = squares.sqrt() => norm = squares
-    You return the square of the norm. Take the root.
+    You return the square of the norm.
+        Take the root.
 if norm > max_norm: => if True:
-    You scale small gradients up. Clipping only shortens gradients longer than max_norm: the factor is at most 1.
+    You scale small gradients up.
+        Clipping only shortens gradients longer than max_norm: the factor is at most 1.
 x.mul_(max_norm / norm) => x = x * max_norm / norm
-    The norm is right, and nothing is scaled. Change tensors in place, x.mul_(factor); x = x * factor makes a new one.
+    The norm is right, and nothing is scaled.
+        Change tensors in place, x.mul_(factor); x = x * factor makes a new one.
 for x in (*shards, *replicated): => for x in shards:
-    The shards are clipped, `replicated` is not. The same factor scales the full gradient.
+    The shards are clipped, `replicated` is not.
+        The same factor scales the full gradient.
 comm.all_reduce(squares, group) => sum(comm.all_gather(x.flatten(), group).square().sum() for x in shards)
-    The norm is right, but you send whole shards, as much as the model. One number is enough: the sum of squares.
+    The norm is right, but you send whole shards, as much as the model.
+        One number is enough: the sum of squares.
 """
 
 EXERCISE = exercise(globals(), points=2, right=(clip, by_one_long_tensor))

@@ -103,35 +103,44 @@ def by_messages(microbatches, group):
 MISTAKES = """
 in shard:
 comm.all_reduce(torch.tensor(tokens), group) => tokens
-    You divided the sum over all ranks by this rank's own tokens: shards differ in scale. All-reduce the count as well.
+    You divided the sum over all ranks by this rank's own tokens: shards differ in scale.
+        All-reduce the count as well.
 comm.reduce_scatter(gradient_of_sum, group) => gradient_of_sum
 shard / comm.all_reduce(torch.tensor(tokens), group) => comm.reduce_scatter(shard / tokens, group, op="mean")
     You divided each rank's gradients by that rank's tokens and averaged over the ranks. On a rank with few tokens each
-    counts too much: divide once, by the count of all ranks.
+    counts too much.
+        Divide once, by the count of all ranks.
 (gradient_of_sum, group) => (gradient_of_sum / count, group, op="mean")
 tokens += count => tokens += 1
 comm.all_reduce(torch.tensor(tokens), group) => tokens
-    You return the mean of the microbatches' means: few tokens count too much. Add up sums and counts, and divide once.
+    You return the mean of the microbatches' means: few tokens count too much.
+        Add up sums and counts, and divide once.
 (gradient_of_sum, group) => (gradient_of_sum / comm.all_reduce(torch.tensor(count), group), group)
 tokens += count => tokens += 1
 comm.all_reduce(torch.tensor(tokens), group) => tokens
     You divided each microbatch by its own tokens on all ranks, and averaged those means: a token in a short one counts
-    too much. Divide once, after the last, by the count of all.
+    too much.
+        Divide once, after the last, by the count of all.
 shard = shard + comm => shard = comm
-    Your shard holds the last microbatch alone: you replaced it where you should add to it.
+    Your shard holds the last microbatch alone.
+        You replaced it where you should add to it.
 shard / comm.all_reduce(torch.tensor(tokens), group) => shard
-    You return the sum over all tokens. Divide it by their number.
+    You return the sum over all tokens.
+        Divide it by their number.
 comm.reduce_scatter(gradient_of_sum, group) => comm.reduce_scatter(gradient_of_sum, group, op="mean")
-    Your shard is n times too small: the reduce-scatter took a mean. Add up sums here, and divide by the count.
+    Your shard is n times too small: the reduce-scatter took a mean.
+        Add up sums here, and divide by the count.
 in all:
 comm.reduce_scatter(gradient_of_sum, group) => gradient_of_sum
 return shard => return comm.reduce_scatter(shard, group)
-    The shard is right, but you keep full gradients until the last microbatch and reduce then. That sends fewer bytes,
-    and takes the memory that ZeRO-2 saves.
+    The shard is right, but you keep full gradients until the last microbatch and reduce then.
+        That sends fewer bytes, and takes the memory that ZeRO-2 saves.
 comm.reduce_scatter(gradient_of_sum, group) => comm.all_reduce(gradient_of_sum, group).chunk(group.size)[group.rank]
-    The shard is right, but you send twice the bytes: an all-reduce gives every rank every sum. Use a reduce-scatter.
+    The shard is right, but you send twice the bytes: an all-reduce gives every rank every sum.
+        Use a reduce-scatter.
 in microbatches => in (pair for pair, _ in pairwise(chain(microbatches, [None])))
-    The shard is right, but each gradient is held when the next is made. Reduce-scatter it before you take more.
+    The shard is right, but each gradient is held when the next is made.
+        Reduce-scatter it before you take more.
 """
 
 EXERCISE = exercise(

@@ -49,21 +49,29 @@ def by_trying(num_parameters, stage, precision, memory_bytes):
 
 MISTAKES = """
 optimizer = 12 if precision == "mixed" else 8 => optimizer = 8
-    You count 12 bytes per parameter for "mixed". The optimizer steps a float32 copy of it, 4 bytes more: 2 + 2 + 12.
+    You count 12 bytes per parameter for "mixed".
+        The optimizer steps a float32 copy of it, 4 bytes more: 2 + 2 + 12.
 (gradient, 2), (parameter, 3) => (gradient, 1), (parameter, 1)
-    You shard everything at stages 1 to 3. Stage 1 shards the optimizer state, 2 also gradients; the rest is replicated.
+    You shard everything at stages 1 to 3.
+        Stage 1 shards the optimizer state, 2 also gradients; the rest is replicated.
 (gradient, 2) => (gradient, 1)
-    Your stage 1 also shards the gradients, as stage 2 does.
+    Your stage 1 also shards the gradients.
+        That is stage 2: stage 1 shards the optimizer state alone.
 (parameter, 3) => (parameter, 2)
-    Your stage 2 shards the parameters. It replicates them: 2 bytes each, or 4 in float32.
+    Your stage 2 shards the parameters.
+        It replicates them: 2 bytes each, or 4 in float32.
 (optimizer, 1) => (8, 1), (optimizer - 8, 3)
-    You replicate the master weights. Only the optimizer reads them: they are sharded with its state, from stage 1 on.
+    You replicate the master weights.
+        Only the optimizer reads them: they are sharded with its state, from stage 1 on.
 math.ceil(shared / (memory_bytes - kept)) => math.floor(shared / (memory_bytes - kept))
-    You rounded down. With that many ranks each holds a little too much: round up.
+    You rounded down. With that many ranks each holds a little too much.
+        Round up.
 => 2 ** math.ceil(math.log2(shared / (memory_bytes - kept)))
-    You try powers of two alone. A flat tensor can be sharded over any number of ranks.
+    You try powers of two alone.
+        A flat tensor can be sharded over any number of ranks.
 return None => return 1
-    Where the replicated bytes alone do not fit, you return a number. No number of ranks helps there: return None.
+    Where the replicated bytes alone do not fit, you return a number. No number of ranks helps there.
+        Return None.
 """
 
 EXERCISE = exercise(globals(), points=2, right=(ranks_needed, by_trying), same_as=by_trying)

@@ -86,24 +86,31 @@ MISTAKES = """
 in y, gathered: zip(shards, sizes) => zip([comm.all_gather(shard, group) for shard in shards], sizes)
 whole = comm.all_gather(shard, group) => whole = shard
     The output is right, but four layers or more are in memory at the same time. With many layers, the model may not
-    fit. Gather a layer just before it computes, or one earlier, and keep no reference to it afterwards.
+    fit.
+        Gather a layer just before it computes, or one earlier, and keep no reference to it afterwards.
 in y:
 whole[end : end + out_size] => whole[-out_size:]
-    You took the bias from the end, where padding is. It begins where the weight ends, at out · in, with `out` elements.
+    You took the bias from the end, where padding is.
+        It begins where the weight ends, at out · in, with `out` elements.
 whole[:end].view(out_size, in_size) => whole[out_size : out_size + end].view(out_size, in_size)
 whole[end : end + out_size] => whole[:out_size]
-    You read the bias first. The flat tensor of a layer holds its weight, then its bias, then padding.
+    You read the bias first.
+        The flat tensor of a layer holds its weight, then its bias, then padding.
 whole[:end].view(out_size, in_size) => whole[:end].view(in_size, out_size).T
-    You read the weight as [in, out]. It is stored row by row as [out, in]: view it so, then transpose.
+    You read the weight as [in, out].
+        It is stored row by row as [out, in]: view it so, then transpose.
 x @ weight.T + bias => x @ weight.T
-    The biases are missing: y = x·Wᵀ + b.
+    The biases are missing.
+        y = x·Wᵀ + b.
 if i < len(shards) - 1: => if True:
-    There is a relu after the last layer. It belongs between layers.
+    There is a relu after the last layer.
+        It belongs between layers.
 x = torch.relu(x) => pass
     There is no relu between the layers.
+        Apply it after each layer but the last.
 in all: weight = whole[:end] => weight = comm.all_gather(shard, group)[:end]
-    The output is right, but you send more than each layer once. A gather sends (n-1)/n of a layer, weight and bias
-    together.
+    The output is right, but you send more than each layer once.
+        A gather sends (n-1)/n of a layer, weight and bias together.
 """
 
 EXERCISE = exercise(

@@ -139,33 +139,43 @@ in gradient, kept: ctx.compute = compute => ctx.compute, ctx.full = compute, gat
 return compute(gathered(shard), x) => return compute(ctx.full, x)
 full = gathered(shard).requires_grad_() => full = ctx.full.requires_grad_()
     The gradients are right, but between forward and backward the full unit stays in memory: you gather only in forward,
-    and save the result. Save x and the shard, and gather again in backward.
+    and save the result.
+        Save x and the shard, and gather again in backward.
 full = gathered(shard).requires_grad_() => full, again = gathered(shard).requires_grad_(), gathered(shard)
-    You gather three times: backward computes forward, then needs the same parameters. Gather once in it, use it twice.
+    You gather three times: backward computes forward, then needs the same parameters.
+        Gather once in it, use it twice.
 dist.reduce_scatter(mine, list(of_full.chunk(n))) => mean = averaged(of_full)
 return of_x, mine / n => return of_x, mean.chunk(n)[dist.get_rank()]
-    The gradients are right, but an all-reduce sends twice the bytes. A rank needs only its own shard: reduce-scatter.
+    The gradients are right, but an all-reduce sends twice the bytes.
+        A rank needs only its own shard: reduce-scatter.
 in gradient:
 return of_x, mine / n, None => return of_x, mine, None
-    The gradient of the shard is n times too large: it is the sum over the ranks, not the mean. Divide by n.
+    The gradient of the shard is n times too large: it is the sum over the ranks, not the mean.
+        Divide by n.
 return of_x, mine / n, None => return of_x, mine / n / n, None
-    The gradient of the shard is n times too small: you divided by n twice. ReduceOp.AVG divides already.
+    The gradient of the shard is n times too small: you divided by n twice.
+        ReduceOp.AVG divides already.
 dist.reduce_scatter(mine, list(of_full.chunk(n))) =>
 return of_x, mine / n => return of_x, of_full.chunk(n)[dist.get_rank()]
-    The gradient of the shard covers only the rows of this rank: you cut your own gradient and sent nothing. Rows of the
-    other ranks went through the same weights: reduce-scatter it.
+    The gradient of the shard covers only the rows of this rank: you cut your own gradient and sent nothing.
+        Rows of the other ranks went through the same weights: reduce-scatter it.
 return of_x, mine / n, None => return None, mine / n, None
-    Backward returns no gradient of x: layers before get none. autograd.grad takes several tensors: compute both.
+    Backward returns no gradient of x: layers before get none. autograd.grad takes several tensors.
+        Compute both.
 return of_x, mine / n, None => return averaged(of_x), mine / n, None
-    You averaged the gradient of x over the ranks. Each rank has different rows: only the parameters are shared.
+    You averaged the gradient of x over the ranks. Each rank has different rows.
+        Only the parameters are shared.
 return of_x, mine / n, None => return of_x / n, mine / n, None
-    You divided the gradient of x by n. x has only this rank's rows: divide the gradient of the shard alone.
+    You divided the gradient of x by n. x has only this rank's rows.
+        Divide the gradient of the shard alone.
 in without wait: dist.all_gather(parts, shard.detach()) => dist.all_gather(parts, shard.detach(), async_op=True)
-    You do not wait for a collective with async_op=True: its buffer may not be filled. Keep the work, and call wait().
+    You do not wait for a collective with async_op=True: its buffer may not be filled.
+        Keep the work, and call wait().
 in afterwards:
 n, mine = dist.get_world_size(), torch.empty_like(shard) => n, mine = dist.get_world_size(), shard.detach()
     The shard is overwritten: you received its gradient in the memory of the parameter. torch.distributed writes into
-    the tensor that it is given: allocate a new tensor for the output.
+    the tensor that it is given.
+        Allocate a new tensor for the output.
 """
 
 EXERCISE = exercise(

@@ -97,23 +97,28 @@ MISTAKES = """
 whole = coming.wait() => x = unit.compute(coming.wait(), x)
 x = unit.compute(whole, x) =>
     The output is right, and nothing overlaps: you start the all-gather of a unit when the unit is about to compute.
-    Start the next all-gather first, and compute while it is in flight.
+        Start the next all-gather first, and compute while it is in flight.
 x = unit.compute(whole, x) => coming.wait(); x = unit.compute(whole, x)
-    You start the next all-gather in time, and wait for it before this unit computes. Keep the result of
-    all_gather_start, and call wait() when the next unit is about to compute.
+    You start the next all-gather in time, and wait for it before this unit computes.
+        Keep the result of all_gather_start, and call wait() when the next unit is about to compute.
 partial(several_ahead, ahead=UNITS - 1)
-    You start all all-gathers at the beginning. Each takes memory from then on: the full model. Start one at a time.
+    You start all all-gathers at the beginning. Each takes memory from then on: the full model.
+        Start one at a time.
 partial(several_ahead, ahead=2)
-    You start more than the next all-gather. At most two units may be in memory: the one that computes and the next.
+    You start more than the next all-gather.
+        At most two units may be in memory: the one that computes and the next.
 whole = coming.wait() => unit.compute(unit.shard.repeat(group.size), x); coming.wait()
 x = unit.compute(whole, x) =>
 returns ANYTHING
-    A unit computes before its parameters arrive, with arbitrary values in its buffer. Call wait() before compute.
+    A unit computes before its parameters arrive, with arbitrary values in its buffer.
+        Call wait() before compute.
 if i + 1 < len(units): => if True:
 units[i + 1] => units[(i + 1) % len(units)]
-    The output is right, but you start one all-gather too many: after the last unit there is none to prefetch.
+    The output is right, but you start one all-gather too many.
+        After the last unit there is none to prefetch.
 enumerate(units) => enumerate(units[:-1])
-    The last unit has not computed: a loop over pairs of neighbours ends one unit early, its all-gather still in flight.
+    The last unit has not computed.
+        A loop over pairs of neighbours ends one unit early, its all-gather still in flight.
 """
 
 EXERCISE = exercise(globals(), points=2, right=(prefetched, prefetched_into_two_buffers))

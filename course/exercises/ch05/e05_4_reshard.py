@@ -79,19 +79,24 @@ read(rank, low - start, high - start) => torch.cat([read(rank, i - start, i - st
 MISTAKES = """
 in shard:
 old_size = -(-size // old_n) => old_size = -(-size // old_n); size = old_n * old_size
-    You cut the tensor of the old ranks with its padding. Elements after the first `size` are no parameters, and they
-    move every cut: the new shards have ceil(size/n) elements.
+    You cut the tensor of the old ranks with its padding.
+        Elements after the first `size` are no parameters, and they move every cut: the new shards have ceil(size/n)
+        elements.
 min(first + new_size, size) => first + new_size
-    The cuts are right, but the last shard ends in the padding of the old ranks. Stop at `size`, and fill up with zeros.
+    The cuts are right, but the last shard ends in the padding of the old ranks.
+        Stop at `size`, and fill up with zeros.
 returns all_saved(read, size, old_n)[group.rank] if group.rank < old_n else ANYTHING
-    You took over the shard of the old rank with the same number. For n ranks, rank r begins at r · ceil(size/n).
+    You took over the shard of the old rank with the same number.
+        For n ranks, rank r begins at r · ceil(size/n).
 returns torch.cat([old.tensor_split(group.size)[group.rank] for old in all_saved(read, size, old_n)])
-    You took one of n pieces of each old shard, in wrong order: a new shard is one contiguous piece of the flat tensor.
+    You took one of n pieces of each old shard, in wrong order.
+        A new shard is one contiguous piece of the flat tensor.
 return shard => return shard[: stop - first]
-    The last shard is too short. Each shard has ceil(size/n) elements: fill up with zeros.
+    The last shard is too short. Each shard has ceil(size/n) elements.
+        Fill up with zeros.
 in all: returns shards_of(torch.cat(all_saved(read, size, old_n))[:size], group.size)[group.rank]
-    The shard is right, but you read more than you keep. The full tensor may not fit on one rank: read from each old
-    rank only the part that overlaps with your shard.
+    The shard is right, but you read more than you keep. The full tensor may not fit on one rank.
+        Read from each old rank only the part that overlaps with your shard.
 """
 
 EXERCISE = exercise(globals(), points=2, right=(reshard,))

@@ -62,18 +62,29 @@ comm.all_reduce(torch.tensor(kept).long(), group) => torch.cat([any_of(mine, gro
 
 MISTAKES = """
 in y: if ranks: => if mine:
-    You gather only the units that this rank computes. In this run all ranks skip equally many, so nothing hangs, and it
-    is worse: all-gathers of different units meet, and the result mixes the units.
+    You gather only the units that this rank computes.
+        In this run all ranks skip equally many, so nothing hangs, and it is worse: all-gathers of different units meet,
+        and the result mixes the units.
 if ranks: => if True:
-    The output is right, but you gather units that no rank computes. Find out which are needed: all-reduce the flags.
+    The output is right, but you gather units that no rank computes.
+        Find out which are needed: all-reduce the flags.
 in y:
 if mine: => if True:
-    A rank computes every unit that any rank computes. It must gather all of these, and still skip those that it drew.
+    A rank computes every unit that any rank computes.
+        It must gather all of these, and still skip those that it drew.
 comm.all_reduce(torch.tensor(kept).long(), group) => comm.all_reduce(torch.tensor(kept).long(), group, op="min")
-    You keep a unit only if all ranks compute it. One rank that needs it is enough: the flags' maximum, not minimum.
+    You keep a unit only if all ranks compute it.
+        One rank that needs it is enough: the flags' maximum, not minimum.
 => comm.broadcast(torch.tensor(kept), group, src=0)
 if mine: => if ranks:
-    All ranks skip the units that rank 0 drew. That cannot hang, but each rank must skip the units of its own list.
+    All ranks skip the units that rank 0 drew.
+        That cannot hang, but each rank must skip the units of its own list.
+"""
+
+EQUIVALENT = """
+comm.all_reduce(torch.tensor(kept).long(), group) => (2 * (comm.all_reduce(torch.tensor(kept).long(), group)))
+or comm.all_reduce(torch.tensor(kept).long(), group) => (100 * (comm.all_reduce(torch.tensor(kept).long(), group)))
+    A count is only asked whether it is 0.
 """
 
 EXERCISE = exercise(globals(), points=2, right=(forward_with_drops,))

@@ -185,63 +185,87 @@ MISTAKES = """
 lambda case, proposed: None
     Return five things: a way, m, the bytes sent, a word, a number of bytes.
 answer(among=lambda case, way, m: way == THREE)
-    You always take ZeRO-3. It needs the least memory and sends the most: 3 model sizes per microbatch. Where parameters
-    fit on every rank, they need not travel so often.
+    You always take ZeRO-3.
+        It needs the least memory and sends the most: 3 model sizes per microbatch. Where parameters fit on every rank,
+        they need not travel so often.
 answer(best=memory_bytes)
-    You take the choice that needs least memory. What is left over buys nothing: take what fits and sends least.
+    You take the choice that needs least memory. What is left over buys nothing.
+        Take what fits and sends least.
 answer(best=lambda case, way, m: ([*STAGES].index(way), sent_bytes(case, way, m)))
     You take the first way in the list that fits. ZeRO-2 may fit with many small microbatches, each with a
-    reduce-scatter, and ZeRO-3 in a few large ones: compare m + 1 with 3m, each with its own m.
+    reduce-scatter, and ZeRO-3 in a few large ones.
+        Compare m + 1 with 3m, each with its own m.
 answer(among=lambda case, way, m: m == case.sequences)
     You take one sequence per microbatch. That needs the least memory for activations, but ZeRO-2 and ZeRO-3 send
-    something for each microbatch: take as few as fit.
+    something for each microbatch.
+        Take as few as fit.
 answer(best=lambda case, way, m: (m, sent_bytes(case, way, m)))
-    You take the fewest microbatches that fit. Plain data parallelism and ZeRO-1 send 2 model sizes with any number.
+    You take the fewest microbatches that fit.
+        Plain data parallelism and ZeRO-1 send 2 model sizes with any number.
 answer(shards=lambda stage: 3 if stage else 0)
-    You count 16Ψ/n for each stage of ZeRO. Stage 1 shards the optimizer's 12 bytes, 2 also gradients, 3 parameters.
+    You count 16Ψ/n for each stage of ZeRO.
+        Stage 1 shards the optimizer's 12 bytes, 2 also gradients, 3 parameters.
 answer(shards=lambda stage: 0)
     You count 16Ψ for every way, as if nothing was sharded.
+        Each stage divides its kinds of state by n.
 answer(recipe="bf16 Adam, no master")
-    You count 12 bytes per parameter. The master weights are missing, 4 bytes, sharded with the moments.
+    You count 12 bytes per parameter.
+        The master weights are missing, 4 bytes, sharded with the moments.
 answer(taken_for={TWO_ONCE: TWO, THREE_ONCE: THREE})
-    You shard gradients that are reduced once. They add up until the last microbatch: each rank holds all of them, 2Ψ.
+    You shard gradients that are reduced once.
+        They add up until the last microbatch: each rank holds all of them, 2Ψ.
 answer(units=0, root=0)
-    You leave out the root and two units, which are unsharded at work, and their gradients.
+    You leave out the root and two units.
+        Which are unsharded at work, and their gradients.
 answer(units=1)
-    You count one unit at work. While it computes, the next one arrives: root + 2 units.
+    You count one unit at work.
+        While it computes, the next one arrives: root + 2 units.
 answer(root=0)
-    You leave out the root. It is unsharded as long as a pass runs: root + 2 units.
+    You leave out the root.
+        It is unsharded as long as a pass runs: root + 2 units.
 answer(buffers=0)
-    You leave out the gradients at work, full until they are reduced: 2 bytes for the root and two units, in ZeRO-2 too.
+    You leave out the gradients at work.
+        Full until they are reduced: 2 bytes for the root and two units, in ZeRO-2 too.
 answer(taken_for={THREE_KEPT: THREE})
-    Units that are kept until backward are all unsharded at the end of forward: 2Ψ, not the root and two units.
+    Units that are kept until backward are all unsharded at the end of forward.
+        2Ψ, not the root and two units.
 answer(rows=lambda case, m: case.sequences)
-    You count the activations of all sequences of a step. A microbatch frees its activations in backward, so a rank
-    holds those of one microbatch.
+    You count the activations of all sequences of a step.
+        A microbatch frees its activations in backward, so a rank holds those of one microbatch.
 answer(rows=lambda case, m: 1)
-    You count the activations of one sequence. A microbatch has sequences / m of them.
+    You count the activations of one sequence.
+        A microbatch has sequences / m of them.
 in_units({TWO: lambda m: 2})
-    You let ZeRO-2 send 2 model sizes. Without full gradients to add to, each microbatch reduce-scatters: m + 1 sizes.
+    You let ZeRO-2 send 2 model sizes.
+        Without full gradients to add to, each microbatch reduce-scatters: m + 1 sizes.
 in_units({THREE: lambda m: m + 2, THREE_ONCE: lambda m: 3, THREE_KEPT: lambda m: m + 1})
-    You gather the parameters once per step under ZeRO-3. It frees them after each use, so each microbatch gathers them
-    again: for forward and for backward, or once if they are kept in between.
+    You gather the parameters once per step under ZeRO-3.
+        It frees them after each use, so each microbatch gathers them again: for forward and for backward, or once if
+        they are kept in between.
 in_units({THREE: lambda m: 2 * m + 1, THREE_KEPT: lambda m: m + 1})
-    You let ZeRO-3 reduce once in each way. Without full gradients it reduces those of each microbatch.
+    You let ZeRO-3 reduce once in each way.
+        Without full gradients it reduces those of each microbatch.
 in_units({THREE_KEPT: lambda m: 3 * m})
-    You count both all-gathers where units are kept until backward. Backward finds them there: one all-gather and one
-    reduce-scatter for each microbatch.
+    You count both all-gathers where units are kept until backward.
+        Backward finds them there: one all-gather and one reduce-scatter for each microbatch.
 answer(sent=lambda case, *one: sent_bytes(case, *one) * case.n / (case.n - 1))
-    A ring sends (n-1)/n of the array in each all-gather or reduce-scatter: one shard is there already.
+    A ring sends (n-1)/n of the array in each all-gather or reduce-scatter.
+        One shard is there already.
 answer(sent=lambda *one: 2 * sent_bytes(*one))
-    You send 4 bytes per element. Parameters and gradients travel in bfloat16, 2 bytes.
+    You send 4 bytes per element.
+        Parameters and gradients travel in bfloat16, 2 bytes.
 in_gigabytes
-    You return gigabytes. Return bytes.
+    You return gigabytes.
+        Return bytes.
 answer(defend=lambda proposed, mine, room: ("memory", proposed[0]) if proposed[0] > room else ("sent", proposed[1]))
-    You return all bytes of the proposed choice. Return by how much it exceeds the memory, or the bytes of your choice.
+    You return all bytes of the proposed choice.
+        Return by how much it exceeds the memory, or the bytes of your choice.
 answer(defend=lambda proposed, mine, room: against(proposed, mine, mine[0] if proposed[0] > room else room))
-    You compare the proposed memory with yours. More does not rule it out: return by how much it exceeds `room_bytes`.
+    You compare the proposed memory with yours. More does not rule it out.
+        Return by how much it exceeds `room_bytes`.
 answer(defend=lambda proposed, mine, room: ("sent", proposed[1] - mine[1]))
-    You compare the bytes sent, even where the proposed choice does not fit. There memory rules it out.
+    You compare the bytes sent, even where the proposed choice does not fit.
+        There memory rules it out.
 """
 
 EXERCISE = exercise(

@@ -9,6 +9,7 @@ from course.check.exercise import AS_NEEDED, drawn, everywhere
 from course.check.listen import listen
 from lib import comm, cost
 
+EPS, SMALL = 1e-5, 0.01
 WIDTH, HIDDEN = 6, 8  # of x; of each rank: gathering them sends more than a sum of y
 ARGUMENTS = ("x", "gate_up", "down", "down_bias", "scale")
 FACTS = {"what was sent": AS_NEEDED}
@@ -16,7 +17,9 @@ FACTS = {"what was sent": AS_NEEDED}
 
 def inputs(generator, n):
     replicated = {"x": (2, WIDTH), "down_bias": (WIDTH,), "scale": (WIDTH,)}
-    return drawn(generator, n, replicated, {"gate_up": (2 * HIDDEN, WIDTH), "down": (WIDTH, HIDDEN)})
+    # As small as at the beginning of a training: next to EPS, the norm of a multiple is not the same.
+    given = drawn(generator, n, replicated, {"gate_up": (2 * HIDDEN, WIDTH), "down": (WIDTH, HIDDEN)})
+    return [g | {name: g[name] * SMALL for name in ("down", "down_bias")} for g in given]
 
 
 def body(answer, group, given):
@@ -30,21 +33,21 @@ def reference(given):
     gate, up = (torch.cat(parts) for parts in zip(*(g["gate_up"].split(HIDDEN) for g in given), strict=True))
     down = torch.cat([g["down"] for g in given], 1)
     y = linear(silu(x @ gate.T) * (x @ up.T), down, given[0]["down_bias"])
-    return everywhere({"y": x + rms_norm(y, scale.shape, scale)}, given)
+    return everywhere({"y": x + rms_norm(y, scale.shape, scale, EPS)}, given)
 
 
 def parallel_mlp(x, gate_up, down, down_bias, scale, group):
     gate, up = (x @ gate_up.T).chunk(2, dim=-1)
     partial_sum = (silu(gate) * up) @ down.T
     h = comm.all_reduce(partial_sum, group) + down_bias
-    return x + rms_norm(h, scale.shape, scale)
+    return x + rms_norm(h, scale.shape, scale, eps=1e-5)
 
 
 def by_torch_distributed(x, gate_up, down, down_bias, scale, group):
     gate, up = gate_up[: len(gate_up) // 2], gate_up[len(gate_up) // 2 :]
     y = linear(silu(linear(x, gate)) * linear(x, up), down, down_bias if dist.get_rank() == 0 else None)
     dist.all_reduce(y)
-    return y / (y.square().mean(-1, keepdim=True) + torch.finfo(y.dtype).eps).sqrt() * scale + x
+    return y / (y.square().mean(-1, keepdim=True) + EPS).sqrt() * scale + x
 
 
 def in_two_halves(x, gate_up, down, down_bias, scale, group):
@@ -52,53 +55,73 @@ def in_two_halves(x, gate_up, down, down_bias, scale, group):
     term = torch.einsum("bf,df->bd", silu(gate) * up, down).flatten()
     term = pad(term, (0, -len(term) % group.size))
     full = comm.all_gather(comm.reduce_scatter(term, group), group)
-    return x + rms_norm(full[: x.numel()].view(x.shape) + down_bias, scale.shape, scale)
+    return x + rms_norm(full[: x.numel()].view(x.shape) + down_bias, scale.shape, scale, EPS)
 
 
 MISTAKES = """
 in y:
 partial_sum, group) + down_bias => partial_sum + down_bias, group)
-    Next to the partial sums, the bias of the last matrix counts once per rank. Either it is added before the
-    all-reduce, or the all-reduce takes a mean (the norm hides the factor): sum, then add the bias once.
+    Next to the partial sums, the bias of the last matrix counts once per rank.
+        Sum, then add the bias once.
+comm.all_reduce(partial_sum, group) => comm.all_reduce(partial_sum, group, op="mean")
+    Next to the bias, the MLP is n times too small: your all-reduce takes a mean, and the norm nearly hides that.
+        The partial sums are terms of one sum: add them up.
+comm.all_reduce(partial_sum, group) + down_bias => (comm.all_reduce(partial_sum, group) + down_bias) / group.size
+    The output of the MLP is n times too small: the norm nearly hides the factor.
+        Neither the sum nor the bias is divided: the ranks hold terms of one sum, not copies.
 comm.all_reduce(partial_sum, group) => partial_sum
-    Each rank goes on with its partial sum: nothing was summed over the ranks. The last matrix ends in an all-reduce.
+    Each rank goes on with its partial sum: nothing was summed over the ranks.
+        The last matrix ends in an all-reduce.
 => partial_sum
-rms_norm(h, scale.shape, scale) => comm.all_reduce(rms_norm(h, scale.shape, scale), group)
-    Each rank normalises its partial sum, and the all-reduce comes after the norm. The norm divides by the root mean
-    square of y, which no rank knows before the sum: sum, add the bias, then normalise.
+rms_norm(h, scale.shape, scale, eps=1e-5) => comm.all_reduce(rms_norm(h, scale.shape, scale, eps=1e-5), group)
+    Each rank normalises its partial sum, and the all-reduce comes after the norm.
+        The norm divides by the root mean square of y, which no rank knows before the sum: sum, add the bias, then
+        normalise.
 comm.all_reduce(partial_sum, group) => partial_sum
 returns comm.all_reduce(result, group)
-    The all-reduce comes last: x is summed n times, and partial sums are normalised. Sum after the last matrix.
-x @ gate_up.T => rms_norm(x, scale.shape, scale) @ gate_up.T
-return x + rms_norm(h, scale.shape, scale) => return x + h
-    You normalise the input of the MLP, as Llama does. In this block the norm is applied to the output of the MLP.
-=> return rms_norm(x + h, scale.shape, scale)
-    You normalise x + MLP(x). The norm is for the MLP alone, and x is added after it.
+    The all-reduce comes last: x is summed n times, and partial sums are normalised.
+        Sum after the last matrix.
+x @ gate_up.T => rms_norm(x, scale.shape, scale, EPS) @ gate_up.T
+return x + rms_norm(h, scale.shape, scale, eps=1e-5) => return x + h
+    You normalise the input of the MLP, as Llama does.
+        In this block the norm is applied to the output of the MLP.
+=> return rms_norm(x + h, scale.shape, scale, eps=1e-5)
+    You normalise x + MLP(x).
+        The norm is for the MLP alone, and x is added after it.
 => return x + h
     The norm is missing.
-=> return rms_norm(h, scale.shape, scale)
-    x is missing: the block returns x + norm(MLP(x)).
+        Normalise the output of the MLP, after the sum and the bias.
+=> return rms_norm(h, scale.shape, scale, eps=1e-5)
+    x is missing.
+        The block returns x + norm(MLP(x)).
 (x @ gate_up.T) => comm.all_reduce(x @ gate_up.T, group)
-    You summed over the ranks before the gate, and again at the end. After the first matrix each rank has different
-    hidden features, complete: nothing is to be summed there.
+    You summed over the ranks before the gate, and again at the end.
+        After the first matrix each rank has different hidden features, complete: nothing is to be summed there.
 => comm.all_reduce(x @ gate_up.T, group)
 comm.all_reduce(partial_sum, group) => partial_sum
-    Your all-reduce is in the wrong place. Hidden features are complete: sum the partial sums after the last matrix.
+    Your all-reduce is in the wrong place.
+        Hidden features are complete. Sum the partial sums after the last matrix.
 silu(gate) * up => gate * silu(up)
-    Gate and up are swapped. The first half of the rows of gate_up is the gate, and SiLU is applied to it.
+    Gate and up are swapped.
+        The first half of the rows of gate_up is the gate, and SiLU is applied to it.
 (x @ gate_up.T).chunk(2, dim=-1) => x @ gate_up[::2].T, x @ gate_up[1::2].T
-    You take every second row of gate_up for the gate. The rows of the gate come first, then all rows of up.
+    You take every second row of gate_up for the gate.
+        The rows of the gate come first, then all rows of up.
 silu(gate) * up => silu(gate) * silu(up)
 or => silu(gate * up)
-    SiLU is applied to both halves, or to their product. Apply it to the gate alone, and multiply the result by up.
+    SiLU is applied to both halves, or to their product.
+        Apply it to the gate alone, and multiply the result by up.
 => gate * up
     There is no SiLU: gate times up, without it.
+        Apply it to the gate.
 + down_bias =>
     The bias of the last matrix is missing.
+        Add it once, after the sum over the ranks.
 in all: (silu(gate) * up) @ down.T => comm.all_gather(silu(gate) * up, group, dim=1) @ down.T
 @ down.T => @ comm.all_gather(down, group, dim=1).T
 comm.all_reduce(partial_sum, group) => partial_sum
-    The output is right, but you send more than one all-reduce of it. No rank needs all hidden features, or weights.
+    The output is right, but you send more than one all-reduce of it.
+        No rank needs all hidden features, or weights.
 """
 
 EXERCISE = exercise(globals(), points=2, right=(parallel_mlp, by_torch_distributed, in_two_halves))

@@ -94,29 +94,38 @@ def puts_its_own_back(x, weight, group):
 MISTAKES = """
 in y, gradient:
 gradient.chunk(n, dim=1)[r] => total(gradient).chunk(n, dim=1)[r]
-    The gradients of a layer are n times too large: backward of Gather sums. After it all ranks compute the same, so
-    each has the full gradient: take your columns. (Reduce-scatter where each rank uses the tensor differently.)
+    The gradients of a layer are n times too large: backward of Gather sums.
+        After it all ranks compute the same, so each has the full gradient: take your columns. (Reduce-scatter where
+        each rank uses the tensor differently.)
 dist.all_reduce(gradient) =>
-    The second layer is right, and all before it has only this rank's term of the gradient: backward of Copy must sum.
+    The second layer is right, and all before it has only this rank's term of the gradient.
+        Backward of Copy must sum.
 gradient = gradient.clone() => gradient = gradient / dist.get_world_size()
-    Backward of Copy takes the mean. Each rank has the term through its own outputs: add them up.
+    Backward of Copy takes the mean. Each rank has the term through its own outputs.
+        Add them up.
 return x.view_as(x) => return total(x)
-    Copy also sums in forward. There x is replicated, so the result is n times x. Sum only its gradient.
+    Copy also sums in forward. There x is replicated, so the result is n times x.
+        Sum only its gradient.
 in y: torch.cat(parts, dim=1) => torch.cat(parts).view(len(y), -1)
     The columns are in a wrong order. all_gather receives the tensors of the ranks in the order of ranks, and a view of
-    that memory as [B, out] mixes rows: concatenate them along dim 1.
+    that memory as [B, out] mixes rows.
+        Concatenate them along dim 1.
 gradient.chunk(n, dim=1)[r] => gradient.chunk(n, dim=1)[0]
-    Backward of Gather returns the columns of rank 0 on all ranks. Each rank needs the columns that it computed.
+    Backward of Gather returns the columns of rank 0 on all ranks.
+        Each rank needs the columns that it computed.
 in all:
 Copy.apply(x) @ weight.T => (Copy.apply(x) @ weight.T).detach()
-    y has no graph: dist.all_gather writes into new tensors, and autograd does not differentiate it. Use a Function.
+    y has no graph: dist.all_gather writes into new tensors, and autograd does not differentiate it.
+        Use a Function.
 dist.all_gather(parts, y) => parts = [y * (rank == dist.get_rank()) for rank in range(len(parts))]
 torch.cat(parts, dim=1) => total(torch.cat(parts, dim=1))
     All values are right, but you send twice as many bytes as necessary in forward: an all-reduce of tensors that are
-    mostly zero. An all-gather sends each shard once.
+    mostly zero.
+        An all-gather sends each shard once.
 in without wait: dist.all_gather(parts, y) => dist.all_gather(parts, y, async_op=True)
     You do not wait for a collective that you started with async_op=True: its buffers may not be filled when you read
-    them. Keep the returned work and call wait() first.
+    them.
+        Keep the returned work and call wait() first.
 """
 
 EXERCISE = exercise(

@@ -52,34 +52,39 @@ def head_by_head(weight, heads, kv_heads, d_head, group):
 
 MISTAKES = """
 returns weight.chunk(group.size)[group.rank]
-    You cut the weight in one piece: the first ranks have only queries, the last only values. Cut each of the three
-    sections separately, and concatenate the shards of this rank.
+    You cut the weight in one piece: the first ranks have only queries, the last only values.
+        Cut each of the three sections separately, and concatenate the shards of this rank.
 returns weight.chunk(group.size, dim=1)[group.rank]
-    You cut the columns, the inputs. Cut the outputs: in a weight [out, in] these are the rows.
+    You cut the columns, the inputs.
+        Cut the outputs: in a weight [out, in] these are the rows.
 torch.cat(mine) => torch.cat([mine[1], mine[0], mine[2]])
-    The shards are right, in a wrong order. It is queries, keys, values, as in the full weight.
+    The shards are right, in a wrong order.
+        It is queries, keys, values, as in the full weight.
 group.rank * size // group.size => group.rank
 weight[first * d_head : (first + count) * d_head] => weight.split(d_head)[first : begin + size : group.size]
 torch.cat(mine) => torch.cat(sum(mine, ()))
 returns result if kv_heads >= group.size else ANYTHING
-    Rank r has every n-th head. Give each rank consecutive heads, from r · heads / n on: then its output is one
-    contiguous shard of the input of the next matrix.
+    Rank r has every n-th head.
+        Give each rank consecutive heads, from r · heads / n on: then its output is one contiguous shard of the input of
+        the next matrix.
 head_by_head
-    Your rows are head by head: query, key, value of one, then the next. Put all queries first, then keys, then values.
+    Your rows are head by head: query, key, value of one, then the next.
+        Put all queries first, then keys, then values.
 max(1, size // group.size) => size // group.size or size
 group.rank * size // group.size => group.rank * (size // group.size)
 returns result if 1 < kv_heads < group.size else ANYTHING
-    Where there are fewer heads of keys and values than ranks, you give all of them to each rank. It needs the one that
-    its queries use.
+    Where there are fewer heads of keys and values than ranks, you give all of them to each rank.
+        It needs the one that its queries use.
 group.rank * size // group.size => group.rank * count % size
 returns result if 1 < kv_heads < group.size else ANYTHING
-    Where there are fewer heads of keys and values than ranks, you chose one by rank % kv_heads. A head serves queries
-    that are neighbours: rank r needs head r * kv_heads // n.
+    Where there are fewer heads of keys and values than ranks, you chose one by rank % kv_heads.
+        A head serves queries that are neighbours: rank r needs head r * kv_heads // n.
 max(1, size // group.size) => size / group.size
 group.rank * size // group.size => group.rank * size / group.size
 first * d_head : (first + count) * d_head => round(first * d_head) : round((first + count) * d_head)
 returns result if 1 < kv_heads < group.size else ANYTHING
-    With fewer heads of keys and values than ranks, you cut through one. Scores need it in full: its ranks have copies.
+    With fewer heads of keys and values than ranks, you cut through one.
+        Scores need it in full: its ranks have copies.
 """
 
 EXERCISE = exercise(globals(), points=2, right=(rows_of_rank, by_repeating), ranks=(4, 6))

@@ -124,72 +124,98 @@ MISTAKES = """
 gathers_the_logits
 or gathers_the_head
     All is right, but you gather the logits, or the head to compute them: the largest tensor of the model, in full on
-    each rank. Three values per token are enough for the loss, and one all-reduce for the gradient of x.
+    each rank.
+        Three values per token are enough for the loss, and one all-reduce for the gradient of x.
 in loss:
 comm.all_reduce(both, group) => both
     The sum of the exponentials and the logit of the target cover only the shard of this rank: nothing was summed over
-    the ranks. One all-reduce of the two, stacked, is enough.
+    the ranks.
+        One all-reduce of the two, stacked, is enough.
 comm.all_reduce(both, group) => [both[0], comm.all_reduce(both, group)[1]]
-    The sum of the exponentials covers only this rank's shard. Sum it over the ranks before the logarithm.
+    The sum of the exponentials covers only this rank's shard.
+        Sum it over the ranks before the logarithm.
 comm.all_reduce(both, group) => [comm.all_reduce(both, group)[0], both[1]]
-    The logit of the target is right on the rank that holds it, and 0 elsewhere. Sum it over the ranks.
+    The logit of the target is right on the rank that holds it, and 0 elsewhere.
+        Sum it over the ranks.
 comm.all_reduce(logits.amax(-1, keepdim=True), group, op="max") => logits.amax(-1, keepdim=True)
 or logits -= comm.all_reduce(logits.amax(-1, keepdim=True), group, op="max") => largest = logits.amax(-1, keepdim=True)
 logits.exp() => (logits - largest).exp()
 total.log() => total.log() + largest[:, 0]
-    Each rank subtracts its own largest logit, and the sums do not add up. Take a common maximum: all-reduce, op="max".
+    Each rank subtracts its own largest logit, and the sums do not add up.
+        Take a common maximum: all-reduce, op="max".
 logits -= comm.all_reduce(logits.amax(-1, keepdim=True), group, op="max") =>
-    Right for small logits; exp(10,000) is infinite. Subtract each token's largest logit over all ranks first.
+    Right for small logits; exp(10,000) is infinite.
+        Subtract each token's largest logit over all ranks first.
 logits.amax(-1, keepdim=True) => logits.max()
-    Right for small logits; but with one maximum for all tokens, some lose every exponential. Use a maximum per token.
+    Right for small logits; but with one maximum for all tokens, some lose every exponential.
+        Use a maximum per token.
 group, op="max") => group, op="max").clamp(min=0)
-    Your maximum is never below 0: with logits far below, every exponential vanishes. Let it be one of the logits.
+    Your maximum is never below 0: with logits far below, every exponential vanishes.
+        Let it be one of the logits.
 logits -= comm => shifted = logits - comm
 logits.exp() => shifted.exp()
-    You subtract the maximum in the exponentials, not from the target's logit. Subtract it from both, or add it again.
+    You subtract the maximum in the exponentials, not from the target's logit.
+        Subtract it from both, or add it again.
 + group.rank * len(head) =>
-    You looked the target up by its index in the full vocabulary. The first entry of rank r is r · V/n: subtract that.
+    You looked the target up by its index in the full vocabulary. The first entry of rank r is r · V/n.
+        Subtract that.
 (logits * is_target).sum(-1) => logits.gather(-1, is_target.argmax(-1)[:, None])[:, 0]
 or (logits * is_target).sum(-1) => logits.gather(-1, targets[:, None] % len(head))[:, 0]
 or (logits * is_target).sum(-1) => logits.gather(-1, (targets - entries[0]).clamp(0, len(head) - 1)[:, None])[:, 0]
-    Each rank adds a logit for every target. Only one rank has the logit of the target: all the rest must add 0.
+    Each rank adds a logit for every target.
+        Only one rank has the logit of the target: all the rest must add 0.
 return losses[counts] => return -losses[counts]
-    The sign of the loss is wrong: you return the logarithm of the probability. The loss is its negative, never below 0.
+    The sign of the loss is wrong: you return the logarithm of the probability.
+        The loss is its negative, never below 0.
 losses[counts].mean() => losses * counts
 or losses[counts].mean() => losses
-    You return the loss of each token. Return the mean over the tokens that count.
+    You return the loss of each token.
+        Return the mean over the tokens that count.
 losses[counts].mean() => losses[counts].sum()
-    Your loss is the sum over the tokens. Return the mean over the tokens that count.
+    Your loss is the sum over the tokens.
+        Return the mean over the tokens that count.
 losses[counts].mean() => losses.mean()
-    Your loss contains tokens whose target is -100. They have none: leave them out of the sum, and out of the count.
+    Your loss contains tokens whose target is -100. They have none.
+        Leave them out of the sum, and out of the count.
 losses[counts].mean() => losses[counts].sum() / len(counts)
-    You divide the loss by the number of all tokens. Those with target -100 do not count.
+    You divide the loss by the number of all tokens.
+        Those with target -100 do not count.
 in gradient:
 of_logits /= counts.sum() => of_logits /= -counts.sum()
-    The gradients have the wrong sign. A logit's gradient is softmax minus one-hot: positive, unless it is the target's.
+    The gradients have the wrong sign.
+        A logit's gradient is softmax minus one-hot: positive, unless it is the target's.
 exponentials / total[:, None] => exponentials / exponentials.sum(-1, keepdim=True)
-    Each rank divides by its own sum: the softmax is over one shard. Divide by the sum over all ranks, as for the loss.
+    Each rank divides by its own sum: the softmax is over one shard.
+        Divide by the sum over all ranks, as for the loss.
 total[:, None] - is_target => total[:, None]
-    Your gradient of a logit is the softmax alone. On the rank that has the target's logit, subtract 1 there.
+    Your gradient of a logit is the softmax alone.
+        On the rank that has the target's logit, subtract 1 there.
 total[:, None] - is_target => total[:, None] - functional.one_hot(is_target.argmax(-1), len(head))
 or total[:, None] - is_target => total[:, None] - functional.one_hot(targets % len(head), len(head))
 or total[:, None] - is_target => total[:, None] - (targets[:, None].clamp(entries[0], entries[-1]) == entries).double()
-    In the gradient, every rank subtracts a 1 for every target. Only one rank has the logit of the target.
+    In the gradient, every rank subtracts a 1 for every target.
+        Only one rank has the logit of the target.
 of_logits *= counts[:, None] =>
-    Tokens with target -100 change your gradients: the softmax is left. They do not count: their logits' gradient is 0.
+    Tokens with target -100 change your gradients: the softmax is left.
+        They do not count: their logits' gradient is 0.
 of_logits /= counts.sum() =>
-    You return the gradients of the sum over tokens. The loss is a mean: divide by the number of tokens that count.
+    You return the gradients of the sum over tokens. The loss is a mean.
+        Divide by the number of tokens that count.
 of_logits /= counts.sum() => of_logits /= len(counts)
-    Your gradients are divided by the number of all tokens. Those with target -100 do not count.
+    Your gradients are divided by the number of all tokens.
+        Those with target -100 do not count.
 in gradient of x:
 comm.all_reduce(of_logits @ head, group) => of_logits @ head
-    Your gradient of x contains only the entries of this rank. Every logit depends on x, also the logits of the other
-    ranks: your matmul gives a partial sum, as backward of a column-parallel layer does. All-reduce it.
+    Your gradient of x contains only the entries of this rank.
+        Every logit depends on x, also the logits of the other ranks: your matmul gives a partial sum, as backward of a
+        column-parallel layer does. All-reduce it.
 comm.all_reduce(of_logits @ head, group) => comm.all_reduce(of_logits @ head, group, op="mean")
-    Your gradient of x is n times too small. The terms of the ranks are a sum: all_reduce without op="mean".
+    Your gradient of x is n times too small.
+        The terms of the ranks are a sum: all_reduce without op="mean".
 in gradient of head: of_logits.T @ x => comm.all_reduce(of_logits.T @ x, group)
-    You summed the gradient of the head over the ranks. Each rank holds the rows of different entries: their gradients
-    are complete where they are, and must not be added.
+    You summed the gradient of the head over the ranks.
+        Each rank holds the rows of different entries: their gradients are complete where they are, and must not be
+        added.
 """
 
 EXERCISE = exercise(

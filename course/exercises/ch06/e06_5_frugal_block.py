@@ -69,29 +69,37 @@ MISTAKES = """
 shared @ w[name].T => f(x, group) @ w[name].T
 silu(shared @ w["gate"].T) * (shared @ w["up"].T) => silu(f(x, group) @ w["gate"].T) * (f(x, group) @ w["up"].T)
 g(term, group) => g(heads @ w["out"].T, group) + g(hidden @ w["down"].T, group)
-    That is still the given block: two all-reduces in forward, and five in backward, one for each f. Each f sums a
-    separate term of the same gradient.
+    That is still the given block: two all-reduces in forward, and five in backward, one for each f.
+        Each f sums a separate term of the same gradient.
 shared = f(x, group) => shared, another = f(x, group), f(x, group)
 shared @ w[name].T => another @ w[name].T
 g(term, group) => g(heads @ w["out"].T, group) + g(hidden @ w["down"].T, group)
-    One f for each pair is the usual block: four all-reduces. But both pairs read the same x, and both results are added
-    to the same tensor. Share f between the pairs, and add before g.
+    One f for each pair is the usual block: four all-reduces.
+        But both pairs read the same x, and both results are added to the same tensor. Share f between the pairs, and
+        add before g.
 => g(heads @ w["out"].T, group) + g(hidden @ w["down"].T, group)
-    One all-reduce in backward is right; forward has two. Add the partial sums of both pairs on each rank, then one g.
+    One all-reduce in backward is right; forward has two.
+        Add the partial sums of both pairs on each rank, then one g.
 shared @ w[name].T => f(x, group) @ w[name].T
 silu(shared @ w["gate"].T) * (shared @ w["up"].T) => silu(f(x, group) @ w["gate"].T) * (f(x, group) @ w["up"].T)
-    One all-reduce in forward is right; backward has one per f. The five matrices read the same x: call f once.
+    One all-reduce in forward is right; backward has one per f. The five matrices read the same x.
+        Call f once.
 shared = f(x, group) => shared, another = f(x, group), f(x, group)
 shared @ w[name].T => another @ w[name].T
-    One all-reduce in forward is right; backward has two, for attention and MLP. They read the same x: one f is enough.
+    One all-reduce in forward is right; backward has two, for attention and MLP.
+        They read the same x: one f is enough.
 in y, gradient: shared = f(x, group) => shared = x
-    Backward sends nothing, so the gradient of x is only the term of this rank. One f is necessary.
+    Backward sends nothing, so the gradient of x is only the term of this rank.
+        One f is necessary.
 in y: x + g(term, group) => g(x + term, group)
-    The residual path goes through g, and x is added n times. It is replicated: add it after the all-reduce.
+    The residual path goes through g, and x is added n times. It is replicated.
+        Add it after the all-reduce.
 in y, gradient: x + g(term, group) => shared + g(term, group)
-    The residual path also goes through f: its gradient, equal on all ranks already, is summed. Add the x before f.
+    The residual path also goes through f: its gradient, equal on all ranks already, is summed.
+        Add the x before f.
 in y: g(term, group) => heads @ w["out"].T + g(hidden @ w["down"].T, group)
     The output of attention is added without g: each rank has only its partial sum of it.
+        Let it go through the g of the pair.
 """
 
 EXERCISE = exercise(globals(), points=2, right=(frugal_block, with_a_hook))

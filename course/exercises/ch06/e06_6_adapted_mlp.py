@@ -74,28 +74,34 @@ def averaged(x, group):
 MISTAKES = """
 in y, gradient:
 f(w["up A"], group), f(w["down B"], group) => w["up A"], w["down B"]
-    That is still the given program: the gradients of two replicated matrices are only the term of this rank. Which of
-    the four is replicated, and used between f and g?
+    That is still the given program: the gradients of two replicated matrices are only the term of this rank.
+        Which of the four is replicated, and used between f and g?
 => f(w["up A"], group), w["down B"]
     The gradient of A of the first layer is right now; the gradient of B of the second is still only the term of this
-    rank. B is replicated, and each rank multiplies it with a different partial sum.
+    rank.
+        B is replicated, and each rank multiplies it with a different partial sum.
 => w["up A"], f(w["down B"], group)
     The gradient of B of the second layer is right now; the gradient of A of the first is still only the term of this
-    rank. A is replicated, but each rank uses its result for different hidden features.
+    rank.
+        A is replicated, but each rank uses its result for different hidden features.
 w["up B"].T => f(w["up B"], group).T
 w["down A"].T => f(w["down A"], group).T
-    You sum the gradients of all four matrices. B of the first layer and A of the second are shards: on each rank their
-    elements belong to different hidden features, and must not be added.
+    You sum the gradients of all four matrices.
+        B of the first layer and A of the second are shards: on each rank their elements belong to different hidden
+        features, and must not be added.
 f(w["up A"], group), f(w["down B"], group) => averaged(w["up A"], group), averaged(w["down B"], group)
-    You took the mean over the ranks. Each has a term of the gradient: add them up.
+    You took the mean over the ranks. Each has a term of the gradient.
+        Add them up.
 in y: => g(w["up A"], group), g(w["down B"], group)
-    You passed the matrices through g, which sums in forward: adapters n times too large. They are replicated: use f.
+    You passed the matrices through g, which sums in forward: adapters n times too large. They are replicated.
+        Use f.
 x @ up_a.T => f(x @ w["up A"].T, group)
-    Through the adapter, the gradient of x is n times too large: x passes f, and then x @ A.T passes f again. Use the x
-    before f for A, or pass A itself.
+    Through the adapter, the gradient of x is n times too large: x passes f, and then x @ A.T passes f again.
+        Use the x before f for A, or pass A itself.
 => f(x @ w["up A"].T, group)
 x = f(x, group) =>
-    The adapters are right, and now the gradient of x is not: the path through the first matrix itself needs f as well.
+    The adapters are right, and now the gradient of x is not.
+        The path through the first matrix itself needs f as well.
 """
 
 EXERCISE = exercise(globals(), points=3, right=(adapted_mlp, with_small_sums, with_hooks))

@@ -91,35 +91,45 @@ or (normed, group, dim=1) => (normed, group, dim=0)
 or (normed, group, dim=1) => (normed, group, dim=0)
 (y @ W["out"].T, group, dim=1) + W["bias"] => (y @ W["out"].T + W["bias"] / group.size, group, dim=0)
 ("norm", "bias") => ("norm",)
-    Shards are still put together along dim 0, as more sequences: attention is then within the tokens of one rank. An
-    MLP would still be right. They are shards of the sequence: dim=1, in the gather and in the scatter.
+    Shards are still put together along dim 0, as more sequences: attention is then within the tokens of one rank.
+        An MLP would still be right. They are shards of the sequence: dim=1, in the gather and in the scatter.
 (y @ W["out"].T, group, dim=1) + W["bias"] => (y @ W["out"].T + W["bias"], group, dim=1)
 ("norm", "bias") => ("norm",)
-    The bias is in the output n times: each rank adds it to its partial sum. Add it after the reduce-scatter.
+    The bias is in the output n times: each rank adds it to its partial sum.
+        Add it after the reduce-scatter.
 (y @ W["out"].T, group, dim=1) + W["bias"] => (y @ W["out"].T + W["bias"], group, dim=1)
     The bias is still added before the reduce-scatter, so it is in the output n times. Added there, its gradient already
-    comes from all tokens; sum it only when each rank adds it to its own tokens.
+    comes from all tokens.
+        Sum it only when each rank adds it to its own tokens.
 ("norm", "bias") => ("norm",)
     The output is right, and the gradient of the bias is now a partial gradient: after the reduce-scatter each rank adds
-    the bias to its own tokens. Sum it over the ranks, like the gradient of the norm.
+    the bias to its own tokens.
+        Sum it over the ranks, like the gradient of the norm.
 (y @ W["out"].T, group, dim=1) + W["bias"] => (y @ W["out"].T + W["bias"] / group.size, group, dim=1)
 ("norm", "bias") => ("norm",)
-    The output is right. Each rank adds 1/n of the bias and finds 1/n of its gradient. Sum that, or add all afterwards.
+    The output is right. Each rank adds 1/n of the bias and finds 1/n of its gradient.
+        Sum that, or add all afterwards.
 (y @ W["out"].T, group, dim=1) + W["bias"] => (y @ W["out"].T + W["bias"] * (group.rank == 0), group, dim=1)
 ("norm", "bias") => ("norm",)
     The output is right, but only one rank adds the bias, so only that rank has its gradient: the replicas would drift
-    apart. Add it on every rank, after the reduce-scatter.
+    apart.
+        Add it on every rank, after the reduce-scatter.
 + W["bias"] => + 0 * W["bias"]
-    The bias is gone. Add it, once per token: after the reduce-scatter.
+    The bias is gone.
+        Add it, once per token: after the reduce-scatter.
 ("norm", "bias") => ("bias",)
-    The gradient of the norm is no longer summed. It was right as given: the norm multiplies only this rank's tokens.
+    The gradient of the norm is no longer summed.
+        It was right as given: the norm multiplies only this rank's tokens.
 ("norm", "bias") => ()
-    Neither replicated parameter has its full gradient: each meets only this rank's tokens. Sum both over the ranks.
+    Neither replicated parameter has its full gradient: each meets only this rank's tokens.
+        Sum both over the ranks.
 comm.all_reduce(W[name].grad, group) => comm.all_reduce(W[name].grad, group, op="mean")
-    You averaged the gradients of norm and bias. Tokens are of the same sequences, and the loss is a sum: op="sum".
+    You averaged the gradients of norm and bias.
+        Tokens are of the same sequences, and the loss is a sum: op="sum".
 ("norm", "bias") => W
-    You summed the gradients of the matrices as well. A rank has its own heads, and the gather and the scatter give it
-    all tokens: no other rank has a part of its gradient.
+    You summed the gradients of the matrices as well.
+        A rank has its own heads, and the gather and the scatter give it all tokens: no other rank has a part of its
+        gradient.
 """
 
 EXERCISE = exercise(globals(), points=2, right=(corrected_step,))

@@ -130,7 +130,8 @@ return dx => return dx.sum(0)
 MISTAKES = """
 in waited for: gathering.wait() =>
     You started a call with async_op=True and did not wait for it. Until handle.wait() returns, its buffers hold
-    anything: keep the handle, and wait before you read them.
+    anything.
+        Keep the handle, and wait before you read them.
 ctx.save_for_backward(x, W) => ctx.save_for_backward(x, W, *shards)
 x, W = ctx.saved_tensors => x, W, *shards = ctx.saved_tensors
 shards = [torch.empty_like(x) for _ in range(n)] =>
@@ -141,52 +142,64 @@ x, W = ctx.saved_tensors => x, W, shards = ctx.x, ctx.W, ctx.shards
 shards = [torch.empty_like(x) for _ in range(n)] =>
 gathering = dist.all_gather(shards, x, async_op=True) =>
 gathering.wait() =>
-    All numbers are right, and every rank keeps all tokens for backward. Save this rank's, and gather again in backward.
+    All numbers are right, and every rank keeps all tokens for backward.
+        Save this rank's, and gather again in backward.
 dx = torch.empty_like(x) => dx = torch.cat(parts, dim=1)
 dist.reduce_scatter(dx, parts, async_op=True) => dist.all_reduce(dx, async_op=True)
 return dx => return dx.chunk(n, dim=1)[dist.get_rank()]
     All numbers are right, but backward sends 3 units: an all-reduce gives every rank the gradient of all tokens, and
-    you keep yours. A reduce-scatter sends half of that.
+    you keep yours.
+        A reduce-scatter sends half of that.
 dx = torch.empty_like(x) => terms = [torch.empty_like(dy @ W) for _ in range(n)]
 dist.reduce_scatter(dx, parts, async_op=True) => dist.all_gather(terms, dy @ W, async_op=True)
 return dx => return sum(terms).chunk(n, dim=1)[dist.get_rank()]
-    All numbers are right, but backward sends every rank's gradient of all tokens to every rank. They are partial sums,
-    and each rank needs the sum for its own tokens: reduce-scatter.
+    All numbers are right, but backward sends every rank's gradient of all tokens to every rank.
+        They are partial sums, and each rank needs the sum for its own tokens: reduce-scatter.
 torch.empty_like(x) for _ in range(dist.get_world_size()) => torch.zeros_like(x) for _ in range(dist.get_world_size())
 dist.all_gather(shards, x) => shards[dist.get_rank()] = x
 torch.cat(shards, dim=1) @ W.T => all_reduced(torch.cat(shards, dim=1)) @ W.T
-    All numbers are right, but forward sends 2 units: an all-reduce of zeros of all ranks but one. Use an all-gather.
+    All numbers are right, but forward sends 2 units: an all-reduce of zeros of all ranks but one.
+        Use an all-gather.
 dx = torch.empty_like(x) => dx = parts[dist.get_rank()]
 scattering = dist.reduce_scatter(dx, parts, async_op=True) =>
 scattering.wait() =>
-    The gradient of x is this rank's partial sum: backward only cuts. Every rank used your tokens with its own columns
-    of W, so there are n partial sums to add: reduce-scatter.
+    The gradient of x is this rank's partial sum: backward only cuts.
+        Every rank used your tokens with its own columns of W, so there are n partial sums to add: reduce-scatter.
 dx = torch.empty_like(x) => dx = torch.cat(parts, dim=1)
 dist.reduce_scatter(dx, parts, async_op=True) => dist.all_reduce(dx, async_op=True)
-    Backward adds up and does not cut: x has some of the tokens. A reduce-scatter along dim 1 does both.
+    Backward adds up and does not cut: x has some of the tokens.
+        A reduce-scatter along dim 1 does both.
 dist.reduce_scatter(dx, parts, async_op=True) => dist.reduce_scatter(dx, parts, dist.ReduceOp.AVG, async_op=True)
-    You averaged the gradient of x. Ranks used the same tokens with different columns: it is the sum, ReduceOp.SUM.
+    You averaged the gradient of x.
+        Ranks used the same tokens with different columns: it is the sum, ReduceOp.SUM.
 (dy @ W).chunk(n, dim=1) => dy.chunk(n, dim=1)
 dx = torch.empty_like(x) => dx = torch.empty_like(parts[0])
 return dx => return dx @ W
     You reduce-scattered the gradient of y, and multiplied by W afterwards. Each rank's gradient of y belongs to its own
-    columns: multiply by W first, then there are partial sums of one thing.
+    columns.
+        Multiply by W first, then there are partial sums of one thing.
 (dy @ W).chunk(n, dim=1) => (dy @ W).chunk(n, dim=0)
 dx = torch.empty_like(x) => dx = torch.empty_like(parts[0])
-    Backward cuts along dim 0, the sequences, where forward put tokens together: use chunk(n, dim=1), contiguous.
+    Backward cuts along dim 0, the sequences, where forward put tokens together.
+        Use chunk(n, dim=1), contiguous.
 dx = torch.empty_like(x) => copies = [torch.empty_like(dy @ W) for _ in range(n)]
 dist.reduce_scatter(dx, parts, async_op=True) => dist.all_gather(copies, dy @ W, async_op=True)
 return dx => return torch.cat(copies, dim=1)
-    For the gradient of x, backward gathers. A gather's transpose is a reduce-scatter: gradients of copies are added up.
+    For the gradient of x, backward gathers.
+        A gather's transpose is a reduce-scatter: gradients of copies are added up.
 torch.cat(shards, dim=1) @ W.T => torch.cat(shards, dim=0) @ W.T
-    Forward put the shards together along dim 0, as more sequences. They are shards of one: torch.cat(shards, dim=1).
+    Forward put the shards together along dim 0, as more sequences.
+        They are shards of one: torch.cat(shards, dim=1).
 tokens = torch.cat(shards, dim=1) => tokens = torch.cat(shards, dim=0)
-    Backward put the gathered shards together along dim 0. The tokens are in the wrong order there, and the gradient of
-    W pairs each with the gradient of a different token: dim=1, as in forward.
+    Backward put the gathered shards together along dim 0.
+        The tokens are in the wrong order there, and the gradient of W pairs each with the gradient of a different
+        token: dim=1, as in forward.
 dy.flatten(0, 1).T @ tokens.flatten(0, 1) => dy.chunk(n, dim=1)[dist.get_rank()].flatten(0, 1).T @ x.flatten(0, 1)
-    The gradient of W comes from this rank's tokens alone. Its columns met all tokens: gather x again.
+    The gradient of W comes from this rank's tokens alone. Its columns met all tokens.
+        Gather x again.
 in gradient: return dx, dW, dy.sum((0, 1)) => return dx, all_reduced(dW), all_reduced(dy.sum((0, 1)))
-    You summed the gradients of W and b. Each rank has its own columns and all tokens: these gradients are complete.
+    You summed the gradients of W and b.
+        Each rank has its own columns and all tokens: these gradients are complete.
 """
 
 EXERCISE = exercise(globals(), points=2, right=(GatheredLinear, WithoutContext))

@@ -77,22 +77,30 @@ def gathers_all_tokens(x, gradient, weight, bias, group):
 MISTAKES = """
 in gradient of x, gradient of the weight, gradient of the bias:
 comm.all_reduce(torch.stack(both), group) => both
-    The gradients of weight and bias come from this rank's tokens alone. All met the same weight: sum over the ranks.
+    The gradients of weight and bias come from this rank's tokens alone. All met the same weight.
+        Sum over the ranks.
 => comm.all_reduce(torch.stack(both), group, op="mean")
-    The gradients of weight and bias are means. Ranks have tokens of the same sequences, partial gradients: op="sum".
+    The gradients of weight and bias are means.
+        Ranks have tokens of the same sequences, partial gradients: op="sum".
 return of_x, => return comm.all_reduce(of_x, group),
-    You also summed the gradient of x. A norm works on each token alone: no other rank has a part of it.
+    You also summed the gradient of x.
+        A norm works on each token alone: no other rank has a part of it.
 comm.all_reduce(torch.stack(both), group) => comm.all_reduce(both[0], group), both[1]
-    The gradient of the weight is summed, the bias's is this rank's. Each adds the bias to its own tokens: sum both.
+    The gradient of the weight is summed, the bias's is this rank's. Each adds the bias to its own tokens.
+        Sum both.
 torch.stack(both) => torch.stack([(gradient * x).sum((0, 1)), both[1]])
-    You multiplied with x as it came in. The weight multiplies the normalised x: sum gradient · (x - mean)/deviation.
+    You multiplied with x as it came in. The weight multiplies the normalised x.
+        Sum gradient · (x - mean)/deviation.
 return of_x, => return gradient * weight,
-    The gradient of x is only gradient · weight. Mean and deviation depend on x as well: run backward through both.
+    The gradient of x is only gradient · weight. Mean and deviation depend on x as well.
+        Run backward through both.
 in all:
 gathers_all_tokens
-    The gradients are right, but tokens were sent. Sum over this rank's first: two vectors of D elements are enough.
+    The gradients are right, but tokens were sent.
+        Sum over this rank's first: two vectors of D elements are enough.
 comm.all_reduce(torch.stack(both), group) => [comm.all_reduce(one, group) for one in both]
-    The gradients are right, in more than one message, each with its latency: put both into one tensor and sum that.
+    The gradients are right, in more than one message, each with its latency.
+        Put both into one tensor and sum that.
 """
 
 EXERCISE = exercise(globals(), points=2, right=(norm_gradients, by_hand, gathers_two_vectors))

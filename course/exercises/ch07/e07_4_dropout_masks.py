@@ -128,28 +128,41 @@ def by_a_generator(p, shape, group):
 
 MISTAKES = """
 in shape of the second mask: tokens // group.size => tokens
-    The second mask is as large as the first. It is for this rank's shard: [B, T/n, D].
+    The second mask is as large as the first.
+        It is for this rank's shard: [B, T/n, D].
 in the second mask compared among ranks: seed + group.rank => seed
-    Both masks come from the shared seed: shards get the same mask, or a shifted copy. Add the rank to the second's.
+    Both masks come from the shared seed: shards get the same mask, or a shifted copy.
+        Add the rank to the second's.
 in the first mask compared among ranks:
 torch.rand(shape) => torch.rand(shape, generator=torch.Generator().manual_seed(group.rank))
-    The first mask differs from rank to rank, and so would replicated activations. Draw it from the shared state.
+    The first mask differs from rank to rank, and so would replicated activations.
+        Draw it from the shared state.
 in where the second comes from: (drawn >= p) / (1 - p) => shared.chunk(group.size, 1)[group.rank]
-    The second mask, on some rank, is a part of the first: both drop the same elements. Draw it anew, from another seed.
+    The second mask, on some rank, is a part of the first: both drop the same elements.
+        Draw it anew, from another seed.
 in the generator afterwards: with torch.random.fork_rng(): => if True:
-    The masks are right, but afterwards the ranks' generators differ, and so will the next mask that must agree. Restore
-    the state: draw the second mask inside torch.random.fork_rng().
+    The masks are right, but afterwards the ranks' generators differ, and so will the next mask that must agree.
+        Restore the state: draw the second mask inside torch.random.fork_rng().
 in from the same state: int(torch.randint(2**62, ())) => int.from_bytes(os.urandom(5), "big")
     The same state of the generator gives different masks, so a recomputation would not repeat the masks of forward.
-    They must depend on that state alone: draw the seed with torch.randint.
+    They must depend on that state alone.
+        Draw the seed with torch.randint.
 in at the next call: int(torch.randint(2**62, ())) => 1000
-    Two calls in a row give the same mask, or share one, so layers and steps drop the same elements. Let the seed come
-    from the generator, drawn anew at each call, and let the generator move on.
+    Two calls in a row give the same mask, or share one, so layers and steps drop the same elements.
+        Let the seed come from the generator, drawn anew at each call, and let the generator move on.
 in share of zeros: torch.rand(shape) >= p => torch.rand(shape) < p
 drawn >= p => drawn < p
-    You keep with probability p. p is the fraction that is dropped: keep where torch.rand is at least p.
+    You keep with probability p. p is the fraction that is dropped.
+        Keep where torch.rand is at least p.
 in values: returns [mask > 0 for mask in result]
-    The scale is missing: the elements that are kept are multiplied by 1/(1-p), so that the mean stays.
+    The scale is missing: the mean of the activations shrinks.
+        Multiply the elements that are kept by 1/(1-p).
+"""
+
+EQUIVALENT = """
+2**62 => 2**56
+or seed + group.rank => (2 * (seed + group.rank))
+    Any seeds will do that come from the shared state and differ from rank to rank.
 """
 
 EXERCISE = exercise(globals(), points=3, right=(dropout_masks, shard_of_a_second, by_a_generator))

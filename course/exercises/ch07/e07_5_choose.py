@@ -41,51 +41,64 @@ def by_hand():
 
 MISTAKES = """
 (layers * per_layer, inputs + per_layer) => (layers * 2 * per_layer, inputs + 2 * per_layer)
-    Your gigabytes are twice too large. The table counts bytes of values in bfloat16, 2 each; they are in it already.
+    Your gigabytes are twice too large.
+        The table counts bytes of values in bfloat16, 2 each; they are in it already.
 (10, 13) => (8, 13)
-    You take 8 units for sequence parallelism that gathers inputs again. Two more all-gathers in backward make 10: that
-    is its price, and with t = 4 it sends more than t = 8 with full inputs kept.
+    You take 8 units for sequence parallelism that gathers inputs again.
+        Two more all-gathers in backward make 10: that is its price, and with t = 4 it sends more than t = 8 with full
+        inputs kept.
 in GB:
 8 + inside / t => 10 + 24 / t
 4 + (4 + inside) / t => 4 + 30 / t
 (8 + inside) / t => 34 / t
-    You count a GPT layer with dropout, 10 + 24/t. Llama has no masks and three matrices: add up the table's rows.
+    You count a GPT layer with dropout, 10 + 24/t. Llama has no masks and three matrices.
+        Add up the table's rows.
 2 * (1 + 2 * 8 / 128) => 2 * (1 + 2)
-    You count as many heads for keys and values as for queries, 6 bytes. There are 8 for 128: 2.25 bytes.
+    You count as many heads for keys and values as for queries, 6 bytes.
+        There are 8 for 128: 2.25 bytes.
 4 + (4 + inside) / t => (4 + 4 + inside) / t
     For sequence parallelism that keeps its full inputs you divide everything by t. The inputs of the column-parallel
-    layers, 4 bytes, stay in full on every rank; only gathering them again divides them.
+    layers, 4 bytes, stay in full on every rank.
+        Only gathering them again divides them.
 in case C:
 (layers - 1) => layers
 inputs + per_layer => inputs
-    Case C: you leave out the layer that is being recomputed. For so many tokens, all that it keeps is the largest part.
+    Case C: you leave out the layer that is being recomputed.
+        For so many tokens, all that it keeps is the largest part.
 (layers - 1) => layers
-    Case C: you count one tensor twice. The input of the layer that runs backward is also the first of the tensors that
-    this layer keeps, so only the inputs of the seven others are added.
+    Case C: you count one tensor twice.
+        The input of the layer that runs backward is also the first of the tensors that this layer keeps, so only the
+        inputs of the seven others are added.
 in choice:
 (1, 2, 4, 8) => (8,)
 or (1, 2, 4, 8) => (8,)
 min(fit) => min(fit, key=lambda choice: choice[1])
-    You always take t = 8. In case A a smaller group fits as well and sends less: a unit is (t-1)/t of x.
+    You always take t = 8.
+        In case A a smaller group fits as well and sends less: a unit is (t-1)/t of x.
 fit.append((again, sent, t, way, GB)) => fit.append((again, t, sent, way, GB))
 again, sent, t, way, GB = min(fit) => again, t, sent, way, GB = min(fit)
-    You take the smallest t that fits. In case B its all-gathers send more than a larger t: compare units · (t-1)/t.
+    You take the smallest t that fits. In case B its all-gathers send more than a larger t.
+        Compare units · (t-1)/t.
 fit.append((again, sent, t, way, GB)) => fit.append((again, GB, sent, t, way))
 again, sent, t, way, GB = min(fit) => again, GB, sent, t, way = min(fit)
-    You take the choice that keeps least. A limit that holds is enough: memory that is left over buys nothing.
+    You take the choice that keeps least.
+        A limit that holds is enough: memory that is left over buys nothing.
 min(fit) => min(fit, key=lambda choice: choice[1])
 or fit.append((again, sent, t, way, GB)) => fit.append((sent, again, t, way, GB))
 again, sent, t, way, GB = min(fit) => sent, again, t, way, GB = min(fit)
 or fit.append((again, sent, t, way, GB)) => fit.append((GB, again, sent, t, way))
 again, sent, t, way, GB = min(fit) => GB, again, sent, t, way = min(fit)
-    You recompute where something fits without. It costs a third more compute: the last resort, only case C needs it.
+    You recompute where something fits without.
+        It costs a third more compute: the last resort, only case C needs it.
 in sent:
 (8, 10) => (8, 12)
 (8, 11) => (8, 12)
 (10, 13) => (10, 14)
-    Your units under recomputation run the second forward to its end. It stops before the last collective.
+    Your units under recomputation run the second forward to its end.
+        It stops before the last collective.
 chosen.append((t, way, bool(again), GB, sent)) => chosen.append((t, way, bool(again), GB, units[way][again]))
-    You return units. A unit is (t-1)/t of bsh elements: counted in elements, degrees can be compared.
+    You return units.
+        A unit is (t-1)/t of bsh elements: counted in elements, degrees can be compared.
 """
 
 EXERCISE = exercise(globals(), points=2, right=(choose, by_hand), inputs=lambda generator, n: [{}], ranks=(1,))

@@ -158,44 +158,53 @@ def filled(is_full):
 MISTAKES = """
 in without a head:
 returns [sum(result[:k]) for k in range(1, num_stages + 1)]
-    You return the places where stages begin or end. Return how many layers each of them gets.
+    You return the places where stages begin or end.
+        Return how many layers each of them gets.
 
 in with a heavy head:
 range(1, len(costs) - stages + 2) => range(len(costs) + 1)
-    Where the head is heavier than all layers, you leave a stage empty. Each has a layer at least, also the head's.
+    Where the head is heavier than all layers, you leave a stage empty.
+        Each has a layer at least, also the head's.
 
 in squares:
 sum(costs) + head => (sum(costs) + head) ** 2
 max(sum(costs[:count]), most) => sum(costs[:count]) ** 2 + most
-    You make the work of the stages similar: the sum of the squares is smallest, and so is the variance. That is a
-    different aim. All wait for the most expensive stage, however cheap the others are.
+    You make the work of the stages similar: the sum of the squares is smallest, and so is the variance.
+        That is a different aim. All wait for the most expensive stage, however cheap the others are.
 
 in spread:
 by_count
-    You cut by count, give or take one layer. A step waits for the stage with the most work, so add up costs.
+    You cut by count, give or take one layer.
+        A step waits for the stage with the most work, so add up costs.
 
 in counts of layers:
 lambda costs, head, p: [len(costs) // p] * (p - 1) + [len(costs) - len(costs) // p * (p - 1)]
-    You cut by count, and the last stage takes the rest. A step waits for the stage with the most work: add up costs.
+    You cut by count, and the last stage takes the rest. A step waits for the stage with the most work.
+        Add up costs.
 filled(lambda work, cost, mean: work + cost > mean)
     You fill each stage as long as it stays below the mean. The remaining layers pile up in the last stage. The best cut
-    may give a stage more than the mean, to spare a different one: look at all stages together.
+    may give a stage more than the mean, to spare a different one.
+        Look at all stages together.
 filled(lambda work, cost, mean: work >= mean)
     You fill each stage until it has the mean, so each takes up to a layer too much, and the last gets the rest. A
-    boundary that looks good from the left may be bad for the rest: look at all stages together.
+    boundary that looks good from the left may be bad for the rest.
+        Look at all stages together.
 
 in without the head:
 sum(costs) + head => sum(costs)
-    You leave the head out. The last stage also computes it, so it should have fewer layers than the others.
+    You leave the head out.
+        The last stage also computes it, so it should have fewer layers than the others.
 
 in in front:
 sum(costs) + head => sum(costs)
 sum(costs[:count]) => sum(costs[:count]) + head * (stages == num_stages)
-    You add the head to the first stage. It comes after the last layer, so the last stage computes it.
+    You add the head to the first stage.
+        It comes after the last layer, so the last stage computes it.
 
 in backwards:
 returns result[::-1]
-    The counts are right, in the wrong order: the first is the first stage's. If you fill from the end, reverse them.
+    The counts are right, in the wrong order: the first is the first stage's.
+        If you fill from the end, reverse them.
 """
 
 ALSO_RIGHT = """

@@ -113,12 +113,14 @@ def then(more):
 MISTAKES = """
 handle.wait() => pass
     All numbers are right, but you did not wait for every isend or irecv. Until handle.wait() returns, the tensor may
-    not be freed or changed, and a step may not end: keep the handles, and wait at the end.
+    not be freed or changed, and a step may not end.
+        Keep the handles, and wait at the end.
 in gradient:
 x.requires_grad_() =>
 x.grad => torch.zeros_like(x)
-    Only the last stage is trained: zeros are sent backward. A tensor that dist.recv filled has no history and requires
-    no gradient. Declare it a leaf before your stage computes with it.
+    Only the last stage is trained: zeros are sent backward.
+        A tensor that dist.recv filled has no history and requires no gradient. Declare it a leaf before your stage
+        computes with it.
 in all:
 y.backward(of_y) => x.grad = torch.autograd.grad(y, x, of_y)[0]
 or
@@ -126,55 +128,68 @@ y.backward(of_y) => y.backward(of_y, inputs=[x] if rank < last else None)
 or
 y.backward(of_y) => y.backward(of_y, inputs=[x] if 0 < rank < last else None)
     The gradients that you send are right, and weights get none: autograd.grad returns gradients and leaves none in
-    .grad. Let y.backward(gradient) do both, on every rank.
+    .grad.
+        Let y.backward(gradient) do both, on every rank.
 in gradient, sent backward:
 for x, y in kept: => for x, y in kept if rank == last else []:
 sends.append(dist.isend(x.grad, rank - 1)) => pass
     Only the last stage is trained, and no gradient is sent. Autograd does not record messages: the graph ends at a
-    send. Send the gradient of the tensor that came in, and let backward start with it.
+    send.
+        Send the gradient of the tensor that came in, and let backward start with it.
 in gradient:
 y.backward(of_y) => y.sum().backward()
-    Stages before the last begin backward with ones. Begin with the gradient that the next stage sent.
+    Stages before the last begin backward with ones.
+        Begin with the gradient that the next stage sent.
 kept.append((x, y)) => kept.append((x, y if rank == last else (y - target).square().mean() / len(inputs)))
 y.backward(of_y) => y.backward()
-    Every stage compares its output with the targets. Only the last has a loss; others begin with the gradient sent.
+    Every stage compares its output with the targets.
+        Only the last has a loss; others begin with the gradient sent.
 y = stage(x) => y = x.output = stage(x)
 y.backward(of_y) => y.backward(of_y, retain_graph=True)
 x.grad => torch.autograd.grad(y, x.output, of_y)[0].contiguous()
-    You send the gradient of your output. The previous stage needs that of the tensor it sent: of your *input*.
+    You send the gradient of your output.
+        The previous stage needs that of the tensor it sent: of your *input*.
 x = torch.empty_like(x) => came = torch.empty_like(x)
 dist.recv(x, rank - 1) => dist.recv(came, rank - 1)
-    The tensor that was received is not used: each stage computes with its inputs. Only the first stage takes those; on
-    the others they show the shape of the tensor that comes.
+    The tensor that was received is not used: each stage computes with its inputs.
+        Only the first stage takes those; on the others they show the shape of the tensor that comes.
 x = torch.empty_like(x) => x = kept[0][0] if kept else torch.empty_like(x)
 x.grad => x.grad.clone()
 or
 x = torch.empty_like(x) => x = kept[0][0].detach() if kept else torch.empty_like(x)
     You receive every microbatch into the same tensor. The graphs of the earlier ones still need it for backward, and
-    now hold the last microbatch; no error is raised. Receive each into a new tensor.
+    now hold the last microbatch; no error is raised.
+        Receive each into a new tensor.
 for x, y in kept: => for x, y in reversed(kept) if rank == last else kept:
     The last rank runs backward from the last microbatch to the first, the others from the first to the last. Messages
-    arrive in the order in which they were sent, so each rank used a different microbatch's gradient. Use one order.
+    arrive in the order in which they were sent, so each rank used a different microbatch's gradient.
+        Use one order.
 y.backward(of_y) => for _ in range(2): y.backward(of_y, retain_graph=True)
 x.grad => x.grad / 2
 or
 y.backward(of_y) => for _ in range(2): y.backward(of_y, retain_graph=True)
     You run backward through the same graph twice, and .grad adds up: the gradients of the weights are twice too large.
-    One backward gives those and the gradient of the tensor that came in.
+        One backward gives those and the gradient of the tensor that came in.
 .mean() / len(inputs) => .mean()
-    Your gradients are m times too large: the loss is the mean over the batch, so each microbatch counts 1/m.
+    Your gradients are m times too large.
+        The loss is the mean over the batch, so each microbatch counts 1/m.
 y.backward(of_y) => stage.zero_grad(); y.backward(of_y)
-    Only one microbatch is in the gradients: you empty them before each backward. Backward must add to .grad here.
+    Only one microbatch is in the gradients: you empty them before each backward.
+        Backward must add to .grad here.
 in gradient, the loss:
 total += y.item() => total = y.item()
-    The gradients are right, and the loss covers only the last microbatch. Add up the losses of all.
+    The gradients are right, and the loss covers only the last microbatch.
+        Add up the losses of all.
 hands_the_loss_round
-    Every rank returns the loss. Only the last rank has it: return None on the others. No rank has to send it.
+    Every rank returns the loss.
+        Only the last rank has it: return None on the others. No rank has to send it.
 in all:
 then(lambda stage: torch.optim.SGD(stage.parameters(), lr=0.1).step())
-    All gradients are right, but the weights changed. Leave them: an optimizer step is no part of this.
+    All gradients are right, but the weights changed.
+        Leave them: an optimizer step is no part of this.
 then(lambda stage: dist.broadcast(stage.weight.detach().clone(), 0))
     All numbers are right, but you send more than an activation forward and a gradient backward per microbatch.
+        Look at the shape of what each rank sends, and how often.
 """
 
 ALSO_RIGHT = """

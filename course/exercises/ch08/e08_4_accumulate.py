@@ -133,24 +133,31 @@ def all_in_one(model, microbatches):
 MISTAKES = """
 in gradient of the:
 * count / sum(counts) =>
-    You add the gradients up as they come: the sum of m means, about m times too large. Each counts with its share.
+    You add the gradients up as they come: the sum of m means, about m times too large.
+        Each counts with its share.
 => / len(counts)
-    You divide by m: the mean of means, right only if all microbatches have equally many tokens that count.
+    You divide by m: the mean of means.
+        Right only if all microbatches have equally many tokens that count.
 (targets != -100).sum().item() => len(targets)
-    You weigh by sequences, in which few tokens may count. Count the targets that are not -100.
+    You weigh by sequences, in which few tokens may count.
+        Count the targets that are not -100.
 targets != -100 => targets > 0
-    You count the targets above 0. Token 0 is an ordinary token: only -100 does not count.
+    You count the targets above 0. Token 0 is an ordinary token.
+        Only -100 does not count.
 / sum(counts) => / sum(t.numel() for _, t in microbatches)
-    You divide the sum of the losses by all tokens. Those whose target is -100 are not in it: do not count them.
+    You divide the sum of the losses by all tokens. Those whose target is -100 are not in it.
+        Do not count them.
 loss = mean_loss(model(x), targets) => total = total + mean_loss(model(x), targets)
 loss.backward() => total.backward(retain_graph=True)
 total += loss.item() =>
-    You run backward from the running total, so the gradient of the first microbatch comes in each time again. Run
-    backward with each one's own loss, and add up numbers.
+    You run backward from the running total, so the gradient of the first microbatch comes in each time again.
+        Run backward with each one's own loss, and add up numbers.
 / sum(counts) => / sum(counts) / len(counts)
-    You divide twice. The shares add up to 1 already: leave out 1/m.
+    You divide twice. The shares add up to 1 already.
+        Leave out 1/m.
 / sum(counts) =>
-    That is the gradient of the sum over all tokens, not of their mean. Divide by how many count in the full batch.
+    That is the gradient of the sum over all tokens, not of their mean.
+        Divide by how many count in the full batch.
 loss.backward() => model.zero_grad(); loss.backward()
 or
 loss.backward() => model.zero_grad(); loss.backward()
@@ -158,27 +165,35 @@ loss.backward() => model.zero_grad(); loss.backward()
 or
 loss.backward() => model.zero_grad(); loss.backward()
 * count / sum(counts) => / len(counts)
-    Only the last microbatch is in the gradient: it is emptied between them. Backward adds to .grad, and here that is
-    needed; the optimizer empties it after the step.
+    Only the last microbatch is in the gradient: it is emptied between them.
+        Backward adds to .grad, and here that is needed; the optimizer empties it after the step.
 
 in gradient of the, the loss:
 total += loss.item() => total = loss.item()
 or
 total += loss.item() => total = loss.item() * sum(counts) / count
-    The gradient is right, and the loss covers only the last microbatch. Add the losses up with the same shares.
+    The gradient is right, and the loss covers only the last microbatch.
+        Add the losses up with the same shares.
 total += loss.item() => total += loss.item() * sum(counts) / count / len(counts)
-    The gradient is right, and the loss is the mean of the microbatches' losses. Add them up with the same shares.
+    The gradient is right, and the loss is the mean of the microbatches' losses.
+        Add them up with the same shares.
 
 in all:
 all_in_one
-    All numbers are right, but the graphs of several microbatches are kept at the same time. Run each backward before
-    the next runs forward, and retain no graph: then memory holds one microbatch.
+    All numbers are right, but the graphs of several microbatches are kept at the same time.
+        Run each backward before the next runs forward, and retain no graph: then memory holds one microbatch.
 """
 
 ALSO_RIGHT = """
 model(x) => checkpoint(model, x.requires_grad_(), use_reentrant=True)
 total += loss.item() => total = total + loss  # with a history
     With recomputation.
+"""
+
+EQUIVALENT = """
+(targets != -100).sum() => (2 * ((targets != -100).sum()))
+or (targets != -100).sum() => (100 * ((targets != -100).sum()))
+    Each count is divided by the sum of all.
 """
 
 EXERCISE = exercise(

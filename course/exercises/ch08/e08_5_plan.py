@@ -112,66 +112,88 @@ FLOATED = solved_in_floats, tried_in_floats
 MISTAKES = """
 in the time of the step:
 max(T_F) + max(T_B) => max(f + b for f, b in zip(T_F, T_B))
-    Your microbatches are the largest T_F + T_B of a stage apart. GPipe runs all forwards before the backwards: the
-    forwards wait for the slowest forward, the backwards for the slowest backward, and these can be in different
-    stages.
+    Your microbatches are the largest T_F + T_B of a stage apart.
+        GPipe runs all forwards before the backwards: the forwards wait for the slowest forward, the backwards for the
+        slowest backward, and these can be in different stages.
 first + (m - 1) * next_one => (m + p - 1) * first / p
-    Your step is the formula of equal stages, with mean times. The slowest stage holds up all, and a mean hides it.
+    Your step is the formula of equal stages, with mean times.
+        The slowest stage holds up all, and a mean hides it.
 first + (m - 1) * next_one => (m + p - 1) * next_one
-    Your step is that of equal stages, with the slowest times. The first microbatch passes p - 1 stages that are faster.
+    Your step is that of equal stages, with the slowest times.
+        The first microbatch passes p - 1 stages that are faster.
 max(T_F) + max(T_B) => T_F[-1] + T_B[-1]
-    Your last rank never waits, as with equal stages. Here slower stages before it delay forwards, and backwards too.
+    Your last rank never waits, as with equal stages.
+        Here slower stages before it delay forwards, and backwards too.
 first + (m - 1) * next_one => m * max(f + b for f, b in zip(T_F, T_B))
-    Your step is as long as the slowest rank computes. It also waits for the first microbatch and the last gradient.
+    Your step is as long as the slowest rank computes.
+        It also waits for the first microbatch and the last gradient.
 first + (m - 1) * next_one => m * next_one
     Your step has the slowest forward and backward for each microbatch, and no time for the other stages.
+        The first microbatch passes those as well.
 first + (m - 1) * next_one => first + m * next_one
-    Your step is one microbatch too long. The first takes the times of all stages, and m - 1 follow.
+    Your step is one microbatch too long.
+        The first takes the times of all stages, and m - 1 follow.
 first + (m - 1) * next_one => m * first
     Your step is a step of the naive pipeline, in which a microbatch returns before the next one starts.
+        The next one enters as soon as the first stage is free.
 in the bubble:
 1 - m * first / (p * step) => (p - 1) / (m + p - 1)
-    Your bubble is the formula of equal stages, (p-1)/(m+p-1). Here faster ranks also wait for the slowest.
+    Your bubble is the formula of equal stages, (p-1)/(m+p-1).
+        Here faster ranks also wait for the slowest.
 1 - m * first / (p * step) => 1 - m * max(f + b for f, b in zip(T_F, T_B)) / step
-    Your bubble is that of the rank that computes longest. The ranks' waits differ: add up all p ranks' idle time.
+    Your bubble is that of the rank that computes longest. The ranks' waits differ.
+        Add up all p ranks' idle time.
 1 - m * first / (p * step) => 1 - m * (T_F[0] + T_B[0]) / step
-    Your bubble counts only the first rank. The ranks wait for different times: take the idle time of all p ranks.
+    Your bubble counts only the first rank. The ranks wait for different times.
+        Take the idle time of all p ranks.
 1 - m * first / (p * step) => 1 - m * (T_F[-1] + T_B[-1]) / step
-    Your bubble counts only the last rank. The ranks wait for different times: take the idle time of all p ranks.
+    Your bubble counts only the last rank. The ranks wait for different times.
+        Take the idle time of all p ranks.
 1 - m * first / (p * step) => p * step / (m * first) - 1
-    Your bubble divides the wait by the *work*. Here it is a fraction of the whole step, work and wait.
+    Your bubble divides the wait by the *work*.
+        Here it is a fraction of the whole step, work and wait.
 1 - m * first / (p * step) => m * first / (p * step)
-    That is the fraction in which ranks work. The bubble is the rest of the step.
+    That is the fraction in which ranks work.
+        The bubble is the rest of the step.
 1 - m * first / (p * step) => 1 - m * first / step
-    You divide the work of all ranks by the time of one. There are p ranks, and each has the whole step.
+    You divide the work of all ranks by the time of one.
+        There are p ranks, and each has the whole step.
 1 - m * first / (p * step) => p * step - m * first
 or
 1 - m * first / (p * step) => step - m * first / p
-    Your bubble is a time. Return it as a fraction of the step.
+    Your bubble is a time.
+        Return it as a fraction of the step.
 1 - m * first / (p * step) => 100 * (1 - m * first / (p * step))
-    Your bubble is in percent. Return it as a fraction, from 0 to 1.
+    Your bubble is in percent.
+        Return it as a fraction, from 0 to 1.
 in microbatches that are enough:
 if gain <= 0: => if False:
 busy * (first - next_one) / gain => (p - 1) * (1 - part) / part
-    Your number is for equal stages, (p-1)(1-f)/f. Unequal ones wait in the steady state too; no number may be enough.
+    Your number is for equal stages, (p-1)(1-f)/f.
+        Unequal ones wait in the steady state too; no number may be enough.
 if gain <= 0: => if gain == 0:  # the division raises an error
 return step, bubble, None => return step, bubble, ANYTHING
     Right where some number is enough. But with unequal stages the bubble has a limit above 0, which more microbatches
-    do not change: return None where it is not below the fraction.
+    do not change.
+        Return None where it is not below the fraction.
 return step, bubble, None => return step, bubble, None if gain < 0 else ANYTHING
-    Right except at the limit itself: the bubble comes as close as you like, never below. Return None there as well.
+    Right except at the limit itself: the bubble comes as close as you like, never below.
+        Return None there as well.
 math.floor(busy * (first - next_one) / gain) + 1 => math.ceil(busy * (first - next_one) / gain)
-    One microbatch too few, where some number gives just that fraction. The bubble should be *below* it, not `at most`.
+    One microbatch too few, where some number gives just that fraction.
+        The bubble should be *below* it, not `at most`.
 math.floor(busy * (first - next_one) / gain) + 1 => solved_in_floats(T_F, T_B, part)
 or
 math.floor(busy * (first - next_one) / gain) + 1 => tried_in_floats(T_F, T_B, part)
     Your number of microbatches is right, and was computed in floats. Where some number gives just that fraction, a
-    rounding error changes the answer: compute with the Fraction as it is.
+    rounding error changes the answer.
+        Compute with the Fraction as it is.
 math.floor(busy * (first - next_one) / gain) + 1 => math.ceil(busy * (first - next_one) / gain) + 1
-    One microbatch too many, where no number gives just that fraction: you round up and add one. Round down and add
-    one.
+    One microbatch too many, where no number gives just that fraction: you round up and add one.
+        Round down and add one.
 busy = (1 - part) * p => busy = p / (1 + part)
-    You have put wait against work below that fraction. The bubble is a fraction of the whole step.
+    You have put wait against work below that fraction.
+        The bubble is a fraction of the whole step.
 """
 
 EXERCISE = exercise(globals(), points=1, right=(plan, by_simulation), ranks=(1,))

@@ -133,43 +133,54 @@ def one_after_the_other(rows, needs, units):
 MISTAKES = """
 in case A, case B, case C, case D:
 needs.get(action, []) => []
-    A rank does not wait for messages: its actions run without a gap. They also wait for what they need of any rank.
+    A rank does not wait for messages: its actions run without a gap.
+        They also wait for what they need of any rank.
 row[: place[rank]][-1:] => []
-    A rank does two things at the same time. An action also waits for the previous action of its rank.
+    A rank does two things at the same time.
+        An action also waits for the previous action of its rank.
 needed = needs.get(action, []) => needed = [a for a in needs.get(action, []) if a in ends]
     A backward does not wait for the gradient of the next stage. Either you look only at the first action that it needs,
-    or you go through the ranks once, and take 0 where a later rank has no end yet: repeat until nothing more can start.
+    or you go through the ranks once, and take 0 where a later rank has no end yet.
+        Repeat until nothing more can start.
 
 in starts:
 starts[action] + units[action] => starts[action] + units[action] + 1
-    Every action starts one unit too late. An action from 3 that takes 2 units ends at 5, where the next one starts.
+    Every action starts one unit too late.
+        An action from 3 that takes 2 units ends at 5, where the next one starts.
 => starts[action] + 1
-    You start each action one unit after those before it. Wait for their end, start + units.
+    You start each action one unit after those before it.
+        Wait for their end, start + units.
 
 in case A, case B, case C, case D:
 enumerate(rows) => enumerate(sorted(row, key=lambda a: a[-1]) for row in rows)
-    You run the actions of a rank by microbatch. The order in `rows` is the schedule: keep it.
+    You run the actions of a rank by microbatch. The order in `rows` is the schedule.
+        Keep it.
 one_after_the_other
-    Only one rank works at a time. Each has its own clock: an action waits for its needs and its own rank alone.
+    Only one rank works at a time.
+        Each has its own clock: an action waits for its needs and its own rank alone.
 
 in all:
 cells = [".."] * max(ends.values()) => cells = []
-    The starts are right, and the chart leaves idle units out. Draw `..` for each unit in which a rank waits.
+    The starts are right, and the chart leaves idle units out.
+        Draw `..` for each unit in which a rank waits.
 max(ends.values()) => ends[row[-1]]
-    The starts are right, and each line ends with its last action. Draw idle units, a part of the bubble, to the end.
+    The starts are right, and each line ends with its last action.
+        Draw idle units, a part of the bubble, to the end.
 ["--"] * (units[action] - 1) => [".."] * (units[action] - 1)
 or
 max(ends.values()) => (max(starts.values()) + 1)
 cells[starts[action] : ends[action]] = bar => cells[starts[action]] = action[-2:]
-    The starts are right, and each action has one cell, whatever its length. Draw `--` for each further unit.
+    The starts are right, and each action has one cell, whatever its length.
+        Draw `--` for each further unit.
 ["--"] * (units[action] - 1) => [action[-2:]] * (units[action] - 1)
-    The starts are right, and the chart repeats the name in every unit. Draw `--` for each further unit.
+    The starts are right, and the chart repeats the name in every unit.
+        Draw `--` for each further unit.
 return None => pass
 for action in row: => for action in [a for a in row if a in starts]:
 or
 return None => return {}, ""
-    Case E cannot be executed: rank 0 has a backward before a forward that the next rank waits for. Return None when a
-    round starts nothing and actions are left.
+    Case E cannot be executed: rank 0 has a backward before a forward that the next rank waits for.
+        Return None when a round starts nothing and actions are left.
 """
 
 ALSO_RIGHT = r"""

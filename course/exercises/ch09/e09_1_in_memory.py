@@ -102,42 +102,64 @@ def one_group_after_the_other(ranks, m, limit):
 
 MISTAKES = r"""
 turns(lambda rank, ranks, limit: ranks - rank - 1)
-    That is 1F1B without a limit: rank 0 keeps p microbatches. Before each forward, count those that the rank keeps.
+    That is 1F1B without a limit: rank 0 keeps p microbatches.
+        Before each forward, count those that the rank keeps.
 lambda ranks, m, limit: gpipe(ranks, m)
-    That is GPipe: each rank keeps every microbatch. Run a backward as soon as its gradient arrives.
+    That is GPipe: each rank keeps every microbatch.
+        Run a backward as soon as its gradient arrives.
 turns()
     This is 1F1B with a shorter warmup, and it keeps to the limit. But a rank that always alternates waits for a forward
-    that rank 0 may not start yet, while a backward is ready. Let each rank run whichever is ready, the backward first.
+    that rank 0 may not start yet, while a backward is ready.
+        Let each rank run whichever is ready, the backward first.
 one_group_after_the_other
-    Each group of microbatches ends before the next begins. Rank 0 may go on once its first backward frees memory.
+    Each group of microbatches ends before the next begins.
+        Rank 0 may go on once its first backward frees memory.
 if b < f and => if b < f and not (may_start and (r == 0 or has_come(r - 1, "F", f))) and
-    A rank prefers a forward where both are ready. Rank 0 may start nothing until its gradient arrives: backward first.
+    A rank prefers a forward where both are ready.
+        Rank 0 may start nothing until its gradient arrives: backward first.
 f - b < limit => f - b < max(limit - 1, 1)
-    You stop one microbatch too early. A rank that keeps one microbatch less than the limit may start one more forward.
+    You stop one microbatch too early.
+        A rank that keeps one microbatch less than the limit may start one more forward.
 f - b < limit => f - b <= limit
-    You keep one microbatch more than the limit. Compare before the forward: it adds one.
+    You keep one microbatch more than the limit.
+        Compare before the forward: it adds one.
 f - b < limit => f - b < 1
-    One microbatch at a time, for every limit: the naive pipeline. As many may be in flight as rank 0 keeps.
+    One microbatch at a time, for every limit: the naive pipeline.
+        As many may be in flight as rank 0 keeps.
 in the kind of fault:
 turns(lambda rank, ranks, limit: min(limit, rank + 1) - 1)
     Ranks wait for each other: a later rank waits for a forward that an earlier rank starts only after a backward of
-    that later rank. No rank can have more in flight than the rank before it.
+    that later rank.
+        No rank can have more in flight than the rank before it.
 rows[rank].append(f"{rank}{op}{k}") => rows[rank] += [f"{rank}{op}{k}"] * ((op, k) != ("B", num_microbatches - 1))
-    Backwards are missing. A rank ends with as many backwards as it was ahead by forwards.
+    Backwards are missing.
+        A rank ends with as many backwards as it was ahead by forwards.
 " ".join, rows => " ".join, map(sorted, rows)
-    A backward comes before its own forward. The last rank has nothing to run backward before its first forward.
+    A backward comes before its own forward.
+        The last rank has nothing to run backward before its first forward.
 {rank}{op} => 0{op}
 or
 f"{rank}{op}{k}" => f"{k}{op}{rank}" if op == "B" else f"{rank}{op}{k}"
-    A stage is on two ranks. A line is a rank; of an action the first number is the stage, the second the microbatch.
+    A stage is on two ranks.
+        A line is a rank; of an action the first number is the stage, the second the microbatch.
 {rank}{op} => {rank + 1}{op}
-    You number the stages from 1. The first stage is number 0.
+    You number the stages from 1.
+        The first stage is number 0.
 {k} => {k + 1}
-    You number the microbatches from 1. The first microbatch is number 0.
+    You number the microbatches from 1.
+        The first microbatch is number 0.
 map(" ".join, rows) => (" ".join([*row, f"{r}B{num_microbatches}"]) for r, row in enumerate(rows))
-    A forward is missing: each microbatch, 0 to m - 1, goes through every stage. Or there is one that does not exist.
+    A forward is missing, or there is one of a microbatch that does not exist.
+        Each microbatch, 0 to m - 1, goes through every stage.
 "\n".join => " ".join
-    All is in one line, so one rank does everything. Each rank has its own line.
+    All is in one line, so one rank does everything.
+        Each rank has its own line.
+"""
+
+EQUIVALENT = """
+ends.get(action, now + 1) => ends.get(action, (2 * (now + 1)))
+or ends.get(action, now + 1) => ends.get(action, (100 * (now + 1)))
+    Any time that is still to come will do.
 """
 
 EXERCISE = exercise(globals(), points=3, right=(in_memory, in_rounds), ranks=(1,))

@@ -51,53 +51,70 @@ def kept_layer_by_layer(schedule, rank, ranks, m, layers, saved, boundary, recom
 MISTAKES = """
 in microbatches:
 min(count, num_ranks - rank) => min(count, num_ranks)
-    Under 1F1B every rank of yours keeps p. Only rank 0 waits so long for a gradient. How many does the last keep?
+    Under 1F1B every rank of yours keeps p.
+        Only rank 0 waits so long for a gradient. How many does the last keep?
 => count
-    Under 1F1B you keep all microbatches, as under GPipe. A rank runs the first backward long before the last forward.
+    Under 1F1B you keep all microbatches, as under GPipe.
+        A rank runs the first backward long before the last forward.
 if schedule == "1F1B": => if True:
-    Under GPipe each rank keeps all microbatches: it runs backward only after all forwards, also the last rank.
+    Under GPipe some rank of yours keeps fewer than all microbatches.
+        A rank runs backward only after all forwards, also the last rank.
 min(count, num_ranks - rank) => num_ranks - rank
-    You keep more microbatches than there are. With fewer microbatches than ranks, a rank keeps at most all of them.
+    You keep more microbatches than there are.
+        With fewer microbatches than ranks, a rank keeps at most all of them.
 => count if count < num_ranks else num_ranks - rank
-    Under 1F1B with fewer microbatches than ranks, every rank of yours keeps all of them. The last rank still runs each
-    backward right after its forward: the limit by the rank also holds.
+    Under 1F1B with fewer microbatches than ranks, every rank of yours keeps all of them.
+        The last rank still runs each backward right after its forward: the limit by the rank also holds.
 => min(count, num_ranks) - rank
 or
 => max(1, min(count, num_ranks) - rank)
-    Under 1F1B with few microbatches you subtract the rank from these. A rank keeps min(p less its number, m).
+    Under 1F1B with few microbatches you subtract the rank from these.
+        A rank keeps min(p less its number, m).
 => min(count, num_ranks - rank - 1)
 or
 => num_ranks - rank - 1
-    One too few under 1F1B: that is the warmup. The steady state begins with one more, and even the last rank keeps one.
+    One too few under 1F1B: that is the warmup.
+        The steady state begins with one more, and even the last rank keeps one.
 => min(count, num_ranks - rank + 1)
-    One too many under 1F1B. Ranks are counted from 0: the last rank is p - 1, and keeps one.
+    One too many under 1F1B.
+        Ranks are counted from 0: the last rank is p - 1, and keeps one.
 => min(count, rank + 1)
-    Under 1F1B you keep more near the loss. It is the other way round: the last rank runs each backward at once.
+    Under 1F1B you keep more near the loss.
+        It is the other way round: the last rank runs each backward at once.
 
 in all:
 boundary + (layers - recomputed) * saved => layers * saved
-    With recomputation you keep what every layer saves. Of recomputed layers only the stage input waits.
+    With recomputation you keep what every layer saves.
+        Of recomputed layers only the stage input waits.
 max(waiting, recomputed * saved) => waiting
-    With recomputation you count only what waits. Before the backward of the first layers their forward is computed
-    again, and then all that they save exists for one microbatch.
+    With recomputation you count only what waits.
+        Before the backward of the first layers their forward is computed again, and then all that they save exists for
+        one microbatch.
 => layers * saved
-    You add both halves of the microbatch that runs backward. When its first layers are recomputed, its later layers
-    have run backward, and their tensors are freed: the peak is the larger of two moments.
+    You add both halves of the microbatch that runs backward.
+        When its first layers are recomputed, its later layers have run backward, and their tensors are freed: the peak
+        is the larger of two moments.
 => recomputed * saved
-    You count the moment of the recomputation alone. If few layers are recomputed, the peak is earlier: right before
-    backward, when all later layers of the microbatch still have their tensors.
+    You count the moment of the recomputation alone.
+        If few layers are recomputed, the peak is earlier: right before backward, when all later layers of the
+        microbatch still have their tensors.
 boundary + (layers - recomputed) * saved => boundary
 max(waiting, recomputed * saved) => layers * saved
-    With recomputation you recompute all layers of the stage. Only the first ones are; later layers keep theirs.
+    With recomputation you recompute all layers of the stage.
+        Only the first ones are; later layers keep theirs.
 (layers - recomputed) * saved => recomputed * saved
 max(waiting, recomputed * saved) => max(waiting, (layers - recomputed) * saved)
-    You recompute the last layers, and keep the first. It is the other way round: the number is of the first layers.
+    You recompute the last layers, and keep the first.
+        It is the other way round: the number is of the first layers.
 boundary + (layers - recomputed) * saved => (layers - recomputed) * saved
-    The stage input of a waiting microbatch is missing: without it nothing can be recomputed.
+    The stage input of a waiting microbatch is missing.
+        Without it nothing can be recomputed: it is kept until the backward.
 max(waiting, recomputed * saved) => max(waiting, boundary + recomputed * saved)
-    With recomputation you count an input twice: the running microbatch's is among what its first layer saves.
+    With recomputation you count an input twice.
+        The running microbatch's input is among what its first layer saves.
 count * layers * saved => count * saved
-    That is one layer. A stage has several, and each saves something of each microbatch.
+    That is one layer.
+        A stage has several, and each saves something of each microbatch.
 """
 
 EXERCISE = exercise(

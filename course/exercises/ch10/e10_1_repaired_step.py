@@ -134,20 +134,25 @@ def by_turns(peer, x, y):
 MISTAKES = """
 min(last - rank, m) => m
     It no longer hangs, because all forwards now come before the first backward: that is GPipe, and each rank keeps all
-    microbatches. Keep the order of 1F1B and change how messages are sent.
+    microbatches.
+        Keep the order of 1F1B and change how messages are sent.
 => 0
-    It no longer hangs, because one microbatch is in flight. Keep the order of 1F1B and change how messages are sent.
+    It no longer hangs, because one microbatch is in flight.
+        Keep the order of 1F1B and change how messages are sent.
 => min(last - rank + 1, m)
-    The warmup has one forward too many. The order of the program was right; its messages were not.
+    The warmup has one forward too many.
+        The order of the program was right; its messages were not.
 
 in sends that were not waited for:
 send.wait() => pass
-    Not every send is waited for. isend returns a handle: keep it with the tensor, and wait before you return.
+    Not every send is waited for. isend returns a handle.
+        Keep it with the tensor, and wait before you return.
 
 in recvs that were not waited for:
 dist.recv(x, src=rank - 1) => dist.irecv(x, src=rank - 1)
 dist.recv(g, src=rank + 1) => dist.irecv(g, src=rank + 1)
-    Not every receive is waited for. After irecv the tensor has its content only once wait() returns.
+    Not every receive is waited for.
+        After irecv the tensor has its content only once wait() returns.
 
 in all:
 x = torch.empty_like(like) => x = like
@@ -155,12 +160,15 @@ or
 x = torch.empty_like(like) => x = like
 g = torch.empty_like(like) => g = like
     All activations are received into one tensor. The stage keeps each input until its backward, so the next receive
-    overwrites an input that is still needed: allocate a tensor per message.
+    overwrites an input that is still needed.
+        Allocate a tensor per message.
 g = torch.empty_like(like) => g = torch.zeros_like(like)
 g = backward(k, g) => backward(k, g)
-    You pass on the gradient that you received. The previous rank needs the result of backward.
+    You pass on the gradient that you received.
+        The previous rank needs the result of backward.
 range(m - warmup, m) => reversed(range(m - warmup, m))
-    In the cooldown you run backward in reverse. Messages have no number: earlier microbatches' gradients come first.
+    In the cooldown you run backward in reverse.
+        Messages have no number: earlier microbatches' gradients come first.
 """
 
 EXERCISE = exercise(

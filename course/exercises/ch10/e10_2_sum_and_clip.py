@@ -122,59 +122,73 @@ MISTAKES = """
 g.copy_(sum(came[r] for r in ranks)) => gradients[name] = sum(came[r] for r in ranks)
 for g in gradients.values(): => for name, g in gradients.items():
 g.mul_((max_norm / norm).clamp(max=1)) => gradients[name] = g * (max_norm / norm).clamp(max=1)
-    All tensors are as they were. gradients[name] = … puts a new tensor into the dict, which the optimizer never reads:
-    change the tensor in place, with copy_, add_ or mul_.
+    All tensors are as they were. gradients[name] = … puts a new tensor into the dict, which the optimizer never reads.
+        Change the tensor in place, with copy_, add_ or mul_.
 in a small one: shared:
 g.copy_(sum(came[r] for r in ranks)) => pass
     The shared gradients are not summed: each holder has its own, and the copies drift apart from the first step on.
-    One weight is used on several ranks, so its gradient is the sum of theirs.
+        One weight is used on several ranks, so its gradient is the sum of theirs.
 sum(came[r] for r in ranks) => sum(came[r] for r in ranks) / len(ranks)
-    You took the mean of the shared gradients. They are not gradients of the same loss term, as on replicas: each is
-    one use of the weight, and autograd would add them.
+    You took the mean of the shared gradients.
+        They are not gradients of the same loss term, as on replicas: each is one use of the weight, and autograd would
+        add them.
 sum(came[r] for r in ranks) => sum(came[r] for r in ranks) if group.rank == ranks[0] else g
 or
 sum(came[r] for r in ranks) => sum(came[r] for r in ranks) if group.rank == ranks[-1] else g
-    Only one of the holders has the sum. The copies of the weight on the other ranks would drift apart.
+    Only one of the holders has the sum.
+        The copies of the weight on the other ranks would drift apart.
 sum(came[r] for r in ranks) => sum(came[r] for r in peers)
-    Each holder has the gradients of its peers without its own. Add the gradients that you received to your own.
+    Each holder has the gradients of its peers without its own.
+        Add the gradients that you received to your own.
 holders.items() => [(name, holders[name]) for name in gradients if name in holders]
-    Two shared gradients are mixed up. Messages carry no names, and each rank sent in the order of its dict: go through
-    holders, which has the same order on all ranks.
+    Two shared gradients are mixed up. Messages carry no names, and each rank sent in the order of its dict.
+        Go through holders, which has the same order on all ranks.
 holders.items() => [(name, [ranks[0], ranks[-1]]) for name, ranks in holders.items()]
-    The adapter is summed on the first and the last of its holders alone. All ranks in the list hold it.
+    The adapter is summed on the first and the last of its holders alone.
+        All ranks in the list hold it.
 in all:
 if name not in holders or holders[name][0] == group.rank: => if True:
-    A shared weight is in your norm once for each rank that holds it. It is one weight: count it on one of them.
+    A shared weight is in your norm once for each rank that holds it. It is one weight.
+        Count it on one of them.
 norm_first
-    You took the norm before the shared gradients were summed. The optimizer reads the sums: take the norm of the sums.
+    You took the norm before the shared gradients were summed. The optimizer reads the sums.
+        Take the norm of the sums.
 if name not in holders or holders[name][0] == group.rank: => if name not in holders:
-    Shared weights are not in your norm. Each is a part of the gradient, counted on one of its ranks.
+    Shared weights are not in your norm.
+        Each is a part of the gradient, counted on one of its ranks.
 if name not in holders or holders[name][0] == group.rank: => if True:
 comm.all_reduce(square, group).sqrt() => square.sqrt()
     Each rank has its own norm: the norm of its stage. Each then scales by a different factor, and the step changes its
-    direction. Add the squares over all ranks, one all-reduce of one number.
+    direction.
+        Add the squares over all ranks, one all-reduce of one number.
 comm.all_reduce(square, group).sqrt() => comm.all_reduce(square.sqrt(), group)
-    You added the norms of the ranks. Only squares add up: all-reduce the sum of the squares, then take the root.
+    You added the norms of the ranks.
+        Only squares add up: all-reduce the sum of the squares, then take the root.
 comm.all_reduce(square, group).sqrt() => comm.all_reduce(square, group)
-    That is the square of the norm. Take the root.
+    That is the square of the norm.
+        Take the root.
 for g in gradients.values(): => for name, g in gradients.items():
 (max_norm / norm).clamp(max=1) => 1 if name in holders else (max_norm / norm).clamp(max=1)
-    Shared gradients are not scaled. One factor scales the full gradient.
+    Shared gradients are not scaled.
+        One factor scales the full gradient.
 for g in gradients.values(): => for name, g in gradients.items():
 (max_norm / norm).clamp(max=1) => 1 if group.rank in holders.get(name, [])[1:] else (max_norm / norm).clamp(max=1)
-    Shared gradients are scaled on their first rank alone, so copies drift apart. Count once, and scale on every holder.
+    Shared gradients are scaled on their first rank alone, so copies drift apart.
+        Count once, and scale on every holder.
 (max_norm / norm).clamp(max=1) => max_norm / norm
-    Small gradients got larger. Clipping never scales up: the factor is at most 1.
+    Small gradients got larger.
+        Clipping never scales up: the factor is at most 1.
 g.mul_((max_norm / norm).clamp(max=1)) => g = g * (max_norm / norm).clamp(max=1)
-    The norm is right, but nothing is scaled. `x = x * factor` makes a new tensor: use x.mul_(factor).
+    The norm is right, but nothing is scaled. `x = x * factor` makes a new tensor.
+        Use x.mul_(factor).
 if group.rank in ranks: => if True:
 g = gradients[name] => g = gradients.get(name, torch.zeros(SHAPES[name]).double())
 comm.exchange(peers, peers, group).wait() => {}
 sum(came[r] for r in ranks) => comm.all_reduce(g, group)
 or
 gathers_own
-    All numbers are right, but a rank sends more than needed. A shared gradient concerns its holders alone; of
-    everything else one number is enough, the sum of the squares.
+    All numbers are right, but a rank sends more than needed.
+        A shared gradient concerns its holders alone; of everything else one number is enough, the sum of the squares.
 """
 
 EXERCISE = exercise(globals(), points=3, right=(sum_and_clip, by_torch_distributed))

@@ -155,42 +155,52 @@ in the loss:
 cross_entropy(y, target, reduction="sum") => cross_entropy(y, target) / len(targets)
 comm.all_reduce(total, group) / count => comm.all_reduce(total, group)
     That is the mean of the microbatches' means. Microbatches have different numbers of targets, and one with padding
-    alone has no mean: add up the losses of all targets, and divide once.
+    alone has no mean.
+        Add up the losses of all targets, and divide once.
 cross_entropy(y, target, reduction="sum") => cross_entropy(y, target) * len(target)
 (target != -100).sum() for target in targets => len(target) for target in targets
     You weight the mean of each microbatch by its rows. Rows of padding are no part of that mean, and a microbatch with
-    padding alone has none (0 times NaN is NaN): add up losses, and count targets.
+    padding alone has none (0 times NaN is NaN).
+        Add up losses, and count targets.
 (target != -100).sum() for target in targets => len(target) for target in targets
-    You divide by the number of rows. A row of padding adds nothing to the sum, so it must not be counted.
+    You divide by the number of rows.
+        A row of padding adds nothing to the sum, so it must not be counted.
 comm.all_reduce(total, group) / count => comm.all_reduce(total, group)
-    That is the sum of all losses. Divide by the targets that count.
+    That is the sum of all losses.
+        Divide by the targets that count.
 comm.all_reduce(total, group) / count => comm.all_reduce(total, group) / comm.all_reduce(count, group)
-    The loss is divided by the number of ranks. All ranks have the same targets and only the last has a loss: sum the
-    loss over the ranks, and count the targets on one.
+    The loss is divided by the number of ranks. All ranks have the same targets and only the last has a loss.
+        Sum the loss over the ranks, and count the targets on one.
 in what is saved for a backward:
 torch.no_grad() => torch.enable_grad()
-    Every forward saves tensors for a backward that never runs: call the stage under torch.no_grad().
+    Every forward saves tensors for a backward that never runs.
+        Call the stage under torch.no_grad().
 in collectives before the last forward:
 cross_entropy(y, target, reduction="sum") => comm.broadcast(cross_entropy(y, target, reduction="sum"), group, last)
 comm.send(y, group, group.rank + 1) => sends_and_shares(y, total, group)
 comm.all_reduce(total, group) / count => total / count
     The loss of each microbatch goes to all ranks at once. Rank 0 then waits for the last rank before its next forward,
-    and one microbatch is in the pipeline at a time. Add up first, and share one sum.
+    and one microbatch is in the pipeline at a time.
+        Add up first, and share one sum.
 in inputs that a rank holds:
 last, sends = group.size - 1, [] => last, sends, xs = group.size - 1, [], received(inputs, width, group, len(inputs))
 comm.recv(like, group, group.rank - 1).wait() => next(xs)
-    A rank receives all its inputs before its first forward. That takes memory for every microbatch, and if it waits
-    for them, the next rank has nothing to do meanwhile: receive one in advance at most.
+    A rank receives all its inputs before its first forward. That takes memory for every microbatch, and if it waits for
+    them, the next rank has nothing to do meanwhile.
+        Receive one in advance at most.
 in outputs that a rank still holds:
 if sends: => if False:
     The outputs of all microbatches stay until the end, in the list of their handles. No gradient comes back here that
-    would show that an output has arrived: wait for the send before the last.
+    would show that an output has arrived.
+        Wait for the send before the last.
 in messages that were not waited for:
 for send in sends: => for send in []:
-    Not every message is waited for. The last sends may still be in flight: keep their handles, and wait.
+    Not every message is waited for. The last sends may still be in flight.
+        Keep their handles, and wait.
 in the loss:
 comm.all_reduce(total, group) / count => total / count if group.rank == last else ANYTHING
-    Only the last rank has the loss. All need it, to decide alike when to stop: one collective after the last forward.
+    Only the last rank has the loss.
+        All need it, to decide alike when to stop: one collective after the last forward.
 """
 
 EXERCISE = exercise(globals(), points=3, right=(evaluated, by_torch_distributed))

@@ -106,34 +106,50 @@ MISTAKES = """
 in weights, calls:
 w = w - lr * backward(k, used.pop(k)) => w -= lr * backward(k, used.pop(k))
     Backward gets the newest weights, but that forward ran through older ones: the result is the gradient of no
-    function. Keep the weights of each forward. What you keep also changes if you step with -=.
+    function.
+        Keep the weights of each forward. What you keep also changes if you step with -=.
 used, most = {}, 1 => used, most, total = {}, 1, 0
 w = w - lr * backward(k, used.pop(k)) => total = total + backward(k, used.pop(k))
 return w, most => return w - lr * total, most
-    You add up the gradients and step once. That is a flush: here a rank steps after every backward.
+    You add up the gradients and step once.
+        That is a flush: here a rank steps after every backward.
 w = w - lr * backward(k, used.pop(k)) => w = used[k] - lr * backward(k, used.pop(k))
-    A step of yours begins at the old weights of its microbatch, and so takes back the steps since then. The gradient
-    is of the old weights; subtract it from the newest.
+    A step of yours begins at the old weights of its microbatch, and so takes back the steps since then. The gradient is
+    of the old weights.
+        Subtract it from the newest.
 used.pop(k) => used.pop(max(used))
-    Backward gets the weights of the latest forward. Backwards run in the order of forwards: look up by microbatch.
+    Backward gets the weights of the latest forward. Backwards run in the order of forwards.
+        Look up by microbatch.
 w - lr * backward => w + lr * backward
-    Your step adds the gradient. The loss falls against it.
+    Your step adds the gradient.
+        The loss falls against it.
 => w - lr / (len(actions) // 2) * backward
-    You divide the gradients by the number of microbatches, as for a full batch. Here each step is of one microbatch.
+    You divide the gradients by the number of microbatches, as for a full batch.
+        Here each step is of one microbatch.
 used.pop(k) => used[k]
-    The steps are right. You never free old weights: after their last backward nothing needs them.
+    The steps are right. You never free old weights.
+        After their last backward nothing needs them: drop the version.
 used[k] = w => used[k] = w.clone()
-    The steps are right. You copy at each forward. Nothing steps during the warmup: keep references to one version.
+    The steps are right. You copy at each forward. Nothing steps during the warmup.
+        Keep references to one version.
 
 in all:
 {id(one) for one in used.values()} | {id(w)} => used
-    The steps are right. You count microbatches. Those that ran forward through the same weights share a version, and
-    the newest weights count too, even if no forward has used them yet.
+    The steps are right. You count microbatches.
+        Those that ran forward through the same weights share a version, and the newest weights count too, even if no
+        forward has used them yet.
 used, most = {}, 1 => used, most = {}, 0
 | {id(w)} => - {id(w)}
-    The steps are right. You count the old versions only. The newest weights are in memory as well.
+    The steps are right. You count the old versions only.
+        The newest weights are in memory as well.
 | {id(w)} =>
-    The steps are right. You count only versions in flight. The newest weights are in memory before a forward uses them.
+    The steps are right. You count only versions in flight.
+        The newest weights are in memory before a forward uses them.
+"""
+
+EQUIVALENT = """
+used.values()} | {id(w)} => [*(used.values())][:-1]} | {id(w)}
+    The last forward has the newest weights, which count anyway, and at the next forward it is not the last any more.
 """
 
 EXERCISE = exercise(globals(), points=2, right=(stashed, in_place), ranks=(1,))

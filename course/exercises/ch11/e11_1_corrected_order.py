@@ -9,11 +9,13 @@ from torch import distributed as dist
 
 from course.check.edits import exercise
 from course.check.exercise import random
+from course.check.listen import listen
 from lib import comm
 from lib.pipeline.schedules.action import Op
 from lib.pipeline.schedules.interleaved import interleaved, warmup
 from lib.pipeline.schedules.one_f_one_b import in_turns
 
+UNFINISHED = "messages that were not waited for"
 SIZES = ((6, 2), (12, 2), (6, 3))  # microbatches, stages on each rank
 
 
@@ -43,7 +45,9 @@ def body(answer, group, given):
     for case, size in zip(given["cases"], SIZES, strict=True):
         stages = Stages(case["weights"], case["batch"])
         like = torch.empty(3, dtype=torch.float64)
+        heard = listen()
         answer(group, orders_of(group.size, *size), stages.forward, stages.backward, like)
+        found[f"{UNFINISHED}: {size[0]} microbatches, {size[1]} stages"] = heard.unfinished
         found |= named(group.rank, group.size, *size, stages.order, stages.gradients)
     return found
 
@@ -85,6 +89,7 @@ def reference(given):
         for rank, order in enumerate(orders_of(n, *size)):
             work = [f"{stage}{op}{k}" for op, stage, k in order]
             found[rank] |= named(rank, n, *size, work, [w.grad for w in weights])
+            found[rank][f"{UNFINISHED}: {size[0]} microbatches, {size[1]} stages"] = 0
     return found
 
 
@@ -131,18 +136,25 @@ def by_tags(group, orders, forward, backward, like, tag=lambda op, source, targe
 
 MISTAKES = """
 here[next(coming[source % p])] = x => here[action] = x
-    This is the result of the program in the task. On two ranks the ranks before and after are the same: its activations
-    and gradients arrive in the order in which it sends them, and you receive in the order in which you need them.
+    This is the result of the program in the task.
+        On two ranks the ranks before and after are the same: its activations and gradients arrive in the order in which
+        it sends them, and you receive in the order in which you need them.
 partial(by_tags, tag=lambda op, source, target, k: target)
-    You tag messages by the stage that receives them. An activation and a gradient for the same stage still cross.
+    You tag messages by the stage that receives them.
+        An activation and a gradient for the same stage still cross.
 partial(by_tags, tag=lambda op, source, target, k: source)
-    You tag messages by the stage that sends them. Its activations and its gradients go to the same rank, and cross.
+    You tag messages by the stage that sends them.
+        Its activations and its gradients go to the same rank, and cross.
 
+in messages that were not waited for: send.wait() => pass
+    Your sends are started and not waited for: the step may end while one is in flight.
+        Keep each handle, and wait for all of them at the end.
 in order of work:
 in orders[rank]: => in sorted(orders[rank], key=lambda action: action[0] == "B"):
 in orders[r]: => in sorted(orders[r], key=lambda action: action[0] == "B"):
     All gradients are right, because all forwards now come before the first backward: no message crosses, and each rank
-    keeps all microbatches. Keep the order of work.
+    keeps all microbatches.
+        Keep the order of work.
 """
 
 ALSO_RIGHT = """
@@ -150,6 +162,13 @@ x = comm.recv(like, group, source % p).wait() => dist.recv(x := torch.empty_like
 comm.send(y, group, target % p) => dist.isend(y, target % p)
     With torch.distributed.
 """
+EQUIVALENT = """
+stage for order in orders for => stage for order in [*(orders)][1:] for
+or _, stage, _ in order) => _, stage, _ in [*(order)][1:])
+or _, stage, _ in order) => _, stage, _ in [*(order)][:-1])
+    The last stage is on the last rank, and occurs there many times.
+"""
+
 BY_DIRECTION = partial(by_tags, tag=lambda op, *which: op == "F")
 
 EXERCISE = exercise(globals(), points=3, right=(corrected_order, by_tags, BY_DIRECTION), ranks=(2,))

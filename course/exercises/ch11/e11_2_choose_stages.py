@@ -80,37 +80,54 @@ def by_formula(ranks, m, v, T_F, T_B, T_message):
 MISTAKES = """
 in time of a step:
 Costs(n * T_F, n * T_B / 2, n * T_B / 2, latency=T_message) => Costs(T_F, T_B / 2, T_B / 2, latency=T_message)
-    You took the times of a layer for the times of a stage. A stage has several layers.
+    You took the times of a layer for the times of a stage.
+        A stage has several layers.
 
 in stages on each rank:
 n * T_F, n * T_B / 2, n * T_B / 2 => layers * T_F, layers * T_B / 2, layers * T_B / 2
-    You chose v = 1 everywhere. A stage has 1/v of the layers of its rank: did you divide times and bytes?
+    You chose v = 1 everywhere.
+        A stage has 1/v of the layers of its rank: did you divide times and bytes?
 
 in bytes that rank 0 keeps:
 seen.peak(0) => ranks * v
-    You count the microbatches that 1F1B keeps, p in all layers. The longer warmup of the interleaved order keeps more.
+    You count the microbatches that 1F1B keeps, p in all layers.
+        The longer warmup of the interleaved order keeps more.
 => (ranks - 1 if v == 1 else 2 * (ranks - 1) + (v - 1) * ranks)
-    You count the forwards of the warmup. The first forward of the steady state is one more.
+    You count the forwards of the warmup.
+        The first forward of the steady state is one more.
 seen.peak(0) * n * saved => seen.peak(0) * saved
-    You count short stages, and not their layers: each keeps `saved` bytes for each of its layers.
+    You count short stages, and not their layers.
+        Each keeps `saved` bytes for each of its layers.
 
 in all:
 seen.makespan => by_formula(ranks, microbatches, v, layers * T_F, layers * T_B, T_message)
-    Your times are from the formula with 2(pv - 1) latencies. It holds while a message is shorter than the forward of a
-    stage: with short stages and longer messages a rank waits again and again. Simulate.
+    Your times are from the formula with 2(pv - 1) latencies.
+        It holds while a message is shorter than the forward of a stage: with short stages and longer messages a rank
+        waits again and again. Simulate.
 
 in stages on each rank:
 => by_formula(ranks, microbatches, v, layers * T_F, layers * T_B, T_message=0)
-    You chose the largest v that fits, as if messages took no time. Each stage adds one to the path: compare with them.
+    You chose the largest v that fits, as if messages took no time. Each stage adds one to the path.
+        Compare with them.
 range(1, layers + 1) => range(2, layers + 1)
 min(found) => min(found, default=(0, 0, 0))
-    You left out v = 1. 1F1B keeps less than any interleaved schedule, and waits less for long messages.
+    You left out v = 1.
+        1F1B keeps less than any interleaved schedule, and waits less for long messages.
 if layers % v: => if False:
-    v must divide the number of layers of a rank: a stage has whole layers, and all stages equally many.
+    A stage of yours would have a fraction of a layer, or not as many as the others.
+        v must divide the number of layers of a rank.
 if kept <= room: => if True:
-    The choice ignores memory: the fastest v does not always fit.
+    The choice ignores memory.
+        The fastest v does not always fit.
 => if kept < room:
-    A schedule that needs exactly the available bytes also fits.
+    You refused a schedule that needs exactly the available bytes.
+        It fits: compare with <=.
+"""
+
+EQUIVALENT = """
+range(1, layers + 1) => range(1, (2 * (layers + 1)))
+or range(1, layers + 1) => range(1, (100 * (layers + 1)))
+    A number above `layers` does not divide them.
 """
 
 EXERCISE = exercise(

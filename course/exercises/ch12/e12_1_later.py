@@ -202,47 +202,63 @@ def by_autograd(weight, bias, x, grad_y):
 MISTAKES = """
 linear(x, weight.detach(), bias.detach()) => linear(x, weight, bias)
 y.register_hook(defer) =>
-    The weights have their gradients after each backward, as with any linear layer: nothing is deferred. Hide weight
-    and bias from autograd, and put x and ∂y into a queue.
+    The weights have their gradients after each backward, as with any linear layer: nothing is deferred.
+        Hide weight and bias from autograd, and put x and ∂y into a queue.
 linear(x, weight.detach(), bias.detach()) => linear(x, weight, bias)
-    Autograd computes the weight gradients in backward, and the queue again: detach weight and bias.
+    Autograd computes the weight gradients in backward, and the queue again.
+        Detach weight and bias.
 bias.detach() => bias
 zip((weight, bias), gradients) => zip([weight], gradients)
-    Autograd computes the bias gradient in backward. No rank waits for it: defer it as well.
+    Autograd computes the bias gradient in backward. No rank waits for it.
+        Defer it as well.
 weight.detach() => weight
 rows.T @ x.flatten(0, -2), rows.sum(0) => [rows.sum(0)]
 zip((weight, bias), gradients) => zip([bias], gradients)
-    Only the bias is deferred. The weight gradient is the expensive half: detach the weight as well.
+    Only the bias is deferred. The weight gradient is the expensive half.
+        Detach the weight as well.
 y.register_hook(defer) =>
-    No weight gets a gradient, and no pair is kept. Put x and ∂y into the queue.
+    No weight gets a gradient, and no pair is kept.
+        Put x and ∂y into the queue.
 parameter.grad = new if old is None else old + new => pass
-    No weight gets a gradient. Add it to weight.grad (None at first).
+    No weight gets a gradient.
+        Add it to weight.grad (None at first).
 zip((weight, bias), gradients) => zip([weight], gradients)
-    The biases have no gradient. A bias gets the sum of ∂y over sequences and tokens.
+    The biases have no gradient.
+        A bias gets the sum of ∂y over sequences and tokens.
 new if old is None else old + new => new
-    Each pair replaces .grad, so a weight has the gradient of one microbatch. Add to .grad.
+    Each pair replaces .grad, so a weight has the gradient of one microbatch.
+        Add to .grad.
 len(self.queue) == self.limit => False
-    The limit is ignored. When the queue is full, compute its oldest pair first.
+    The limit is ignored.
+        When the queue is full, compute its oldest pair first.
 len(self.queue) == self.limit => len(self.queue) > self.limit
-    One pair too many waits. The queue is full when it has `limit` pairs: compare before you append.
+    One pair too many waits. The queue is full when it has `limit` pairs.
+        Compare before you append.
 len(self.queue) == self.limit => len(self.queue) >= max(self.limit - 1, 1)
-    A pair leaves the queue too early: you keep at most limit - 1. Room for a new pair is enough.
+    A pair leaves the queue too early: you keep at most limit - 1.
+        Room for a new pair is enough.
 QueueOfEach
-    Each layer has its own queue of `limit` pairs. Memory is limited for all layers: use one queue.
+    Each layer has its own queue of `limit` pairs. Memory is limited for all layers.
+        Use one queue.
 if len(self.queue) == self.limit: => for _ in self.queue[:] if len(self.queue) == self.limit else []:
-    A full queue is emptied, while the previous rank waits for this backward: compute the oldest alone.
+    A full queue is emptied, while the previous rank waits for this backward.
+        Compute the oldest alone.
 self.queue.append((weight, bias, x_only, grad_y)) =>
 len(self.queue) == self.limit => self.queue.append((weight, bias, x_only, grad_y)) or len(self.queue) > self.limit
 self.queue.pop(0) => self.queue.pop()
 or
 self.queue.pop(0) => self.queue.pop()
-    When the queue is full, you leave the oldest pair in it. The oldest leaves first: pop(0).
+    When the queue is full, you leave the oldest pair in it.
+        The oldest leaves first: pop(0).
 while self.queue: => while False:
-    `finish` leaves out the last pairs, and nothing hangs. Compute all that is left.
+    `finish` leaves out the last pairs, and nothing hangs.
+        Compute all that is left.
 while self.queue: => for _ in self.queue:
-    `finish` computes every second pair: a loop over a list that gets shorter. Write `while queue:`.
+    `finish` computes every second pair: a loop over a list that gets shorter.
+        Write `while queue:`.
 Keeps
-    `finish` computes its pairs and keeps them. The next step would add them again: empty the queue.
+    `finish` computes its pairs and keeps them.
+        The next step would add them again: empty the queue.
 in gradient:
 x_only = x.detach() => weight.x = x_only = x.detach()
 x.flatten(0, -2) => weight.x.flatten(0, -2)
@@ -259,10 +275,11 @@ self.limit, self.queue = limit, [] => self.limit, self.queue, self.xs = limit, [
 x_only = x.detach() => self.xs[weight.shape].append(x_only := x.detach())
 x.flatten(0, -2) => self.xs[weight.shape].pop(0).flatten(0, -2)
     A weight gradient is computed from the x, or the ∂y, of a different microbatch, from a variable that calls share.
-    Let each entry of the queue have its own x and its own ∂y.
+        Let each entry of the queue have its own x and its own ∂y.
 in gradient of x:
 linear(x, weight.detach(), bias.detach()) => linear(x_only, weight.detach(), bias.detach()).requires_grad_()
-    Backward computes no gradient for x. The layer and the stage before wait for it.
+    Backward computes no gradient for x.
+        The layer and the stage before wait for it.
 in all:
 x_only, grad_y)) => grad_y.flatten(0, -2).T @ x_only.flatten(0, -2), grad_y.sum((0, 1))))
 rows = grad_y.flatten(0, -2) =>
@@ -272,15 +289,20 @@ x_only, grad_y)) => (grad_y.unsqueeze(-1) * x_only.unsqueeze(-2)).sum((0, 1)), g
 rows = grad_y.flatten(0, -2) =>
 rows.T @ x.flatten(0, -2), rows.sum(0) => x, grad_y
     The matmul for a weight gradient runs in backward, and only its result is added later. The previous stage still
-    waits for it. Put x and ∂y into the queue, and compute when the pair leaves it.
+    waits for it.
+        Put x and ∂y into the queue, and compute when the pair leaves it.
 y.register_hook(defer) => first(lambda grad_y: linear(x_only, weight, bias), y).register_hook(defer)
-    Backward computes more than ∂x and the pairs that leave the queue. Does forward run again?
+    Backward computes more than ∂x and the pairs that leave the queue.
+        Does forward run again?
 rows.T @ x.flatten(0, -2), rows.sum(0) => by_autograd(weight, bias, x, grad_y)
-    A pair costs more than ∂yᵀ · x: autograd also computes y or ∂x again. Multiply ∂y and x yourself.
+    A pair costs more than ∂yᵀ · x: autograd also computes y or ∂x again.
+        Multiply ∂y and x yourself.
 x_only = x.detach() => x_only = x
-    All gradients are right, with a history: weight.grad keeps every x until the optimizer step. Detach x, or no_grad.
+    All gradients are right, with a history: weight.grad keeps every x until the optimizer step.
+        Detach x, or no_grad.
 x_only = x.detach() => x_only = x.detach().clone()
-    All gradients are right, and more than x and ∂y is kept. Keep the tensors themselves, without a copy.
+    All gradients are right, and more than x and ∂y is kept.
+        Keep the tensors themselves, without a copy.
 """
 
 EXERCISE = exercise(globals(), points=3, right=(Later, InFunctions, InPlace), ranks=(1,))

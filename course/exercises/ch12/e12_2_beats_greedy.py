@@ -107,45 +107,63 @@ def half():
 MISTAKES = r"""
 in whether it can work, microbatches that a rank keeps:
 lambda: zb_h1(RANKS, MICROBATCHES)
-    It runs, but a rank keeps more than three microbatches. With memory for four, ZB-V also takes less time: the task
-    is to be fast with little memory. Start fewer forwards before the first I, or run a W sooner.
+    It runs, but a rank keeps more than three microbatches. With memory for four, ZB-V also takes less time: the task is
+    to be fast with little memory.
+        Start fewer forwards before the first I, or run a W sooner.
 
 in whether it can work, microbatches that a rank keeps, units of time, its backwards:
 lambda: re.sub(r" \dW\d", "", greedy(2, "FIW", turns=True)).replace("I", "B")
-    It runs, and takes more than 39 units: your backwards are full, and ranks wait for weight gradients. Write I and W.
+    It runs, and takes more than 39 units: your backwards are full, and ranks wait for weight gradients.
+        Write I and W.
 lambda: half().replace(" 2W3", "").replace("2I3", "2B3")
-    It runs, and takes more than 39 units: some backwards are full, and the stage before waits. Write I and W instead.
+    It runs, and takes more than 39 units: some backwards are full, and the stage before waits.
+        Write I and W instead.
 
 in whether it can work, microbatches that a rank keeps, units of time, stages on each rank:
 lambda: greedy(1, "FWI", spare=0)
-    It runs, and takes more than 39 units. With one stage on each rank three microbatches do not fill the time until
-    the first gradient returns from the last rank. What shortens that wait in chapter 11?
+    It runs, and takes more than 39 units.
+        With one stage on each rank three microbatches do not fill the time until the first gradient returns from the
+        last rank. What shortens that wait in chapter 11?
 lambda: greedy(2, "FIW", turns=True)
-    It runs, and takes more than 39 units. With two stages on each rank in a V, the greedy scheduler takes 39.5 units.
-    Memory is limited in microbatches of a full rank: what changes if the same layers are more and shorter stages?
+    It runs, and takes more than 39 units.
+        With two stages on each rank in a V, the greedy scheduler takes 39.5 units. Memory is limited in microbatches of
+        a full rank: what changes if the same layers are more and shorter stages?
 lambda: greedy(4, "WIF")
-    It runs, and takes more than 39 units. Short stages are a good idea. Use all the memory (three microbatches in four
-    stages each are twelve), compare all priorities, and both directions of the rows of stages.
+    It runs, and takes more than 39 units. Short stages are a good idea.
+        Use all the memory (three microbatches in four stages each are twelve), compare all priorities, and both
+        directions of the rows of stages.
 
 in the kind of fault:
 lambda: re.sub(r" \d[IW]\d", "", half())
-    Nothing runs backward. Each microbatch also needs an I and a W, or a B, on each stage.
+    Nothing runs backward.
+        Each microbatch also needs an I and a W, or a B, on each stage.
 lambda: half().replace(" 1W3", "")
 or
 lambda: half().replace(" 1I3", "")
-    A W is missing, or an I. Each runs once for each microbatch and stage; no rank waits for a W, so it is forgotten.
+    A W is missing, or an I.
+        Each runs once for each microbatch and stage; no rank waits for a W, so it is forgotten.
 lambda: re.sub(" 1[IW]3", "", half())
-    A microbatch does not run backward through one of the stages. Each stage needs a backward of it, or I and W.
+    A microbatch does not run backward through one of the stages.
+        Each stage needs a backward of it, or I and W.
 lambda: re.sub(" 1[FIW]3", "", half())
-    A stage has no forward of some microbatch. There are eight, from 0, and each passes through all stages.
+    A stage has no forward of some microbatch.
+        There are eight, from 0, and each passes through all stages.
 lambda: half().replace(" 7F0", "").replace("0F0 0F1", "0F0 7F0 0F1")
-    Ranks wait for each other. Move the action that a rank waits for, so that it runs before the wait on its rank.
+    Ranks wait for each other.
+        Move the action that a rank waits for, so that it runs before the wait on its rank.
 lambda: greedy(m=7)
-    It is for different sizes. The task has four ranks, a line for each, and eight microbatches, 0 to 7.
+    It is for different sizes.
+        The task has four ranks, a line for each, and eight microbatches, 0 to 7.
 
 in whether it can work:
 lambda: None
-    It cannot run. The reason is below.
+    It cannot run.
+        The reason is below.
+"""
+
+EQUIVALENT = """
+row % 2 else => row % 1 else
+    The answer does not use `turns`.
 """
 
 EXERCISE = exercise(

@@ -54,30 +54,37 @@ def by_reshape(sizes, axes):
 MISTAKES = """
 sizes.values() => reversed(sizes.values())
 zip(sizes, place) => zip(reversed(sizes), place)
-    You count along the first axis first. Here the last axis is the innermost: rank + 1 is the next place on it, so tp,
-    named last, has consecutive ranks and stays on one node.
+    You count along the first axis first.
+        Here the last axis is the innermost: rank + 1 is the next place on it, so tp, named last, has consecutive ranks
+        and stays on one node.
 tuple(i for axis, i in here if axis not in axes) => rank // prod(sizes[axis] for axis in axes)
-    Every group of yours has consecutive ranks. That holds only for the innermost axis. On any outer axis, neighbours
-    are as far apart as all axes to the right of it have ranks together.
+    Every group of yours has consecutive ranks.
+        That holds only for the innermost axis. On any outer axis, neighbours are as far apart as all axes to the right
+        of it have ranks together.
 => rank % prod(sizes[axis] for axis in sizes if axis not in axes)
-    You treat every axis as the outermost: the members of each group are world/n ranks apart. Between two neighbours on
-    an axis are only the ranks of the axes to the right of it.
+    You treat every axis as the outermost: the members of each group are world/n ranks apart.
+        Between two neighbours on an axis are only the ranks of the axes to the right of it.
 returns result[:1]
-    You return the group of rank 0 alone. All ranks make all groups together, so each needs the list of all of them.
+    You return the group of rank 0 alone.
+        All ranks make all groups together, so each needs the list of all of them.
 returns [ranks for ranks in result for _ in ranks]
-    Each group appears once for every member. Ranks that differ only along the axes asked for share one group.
+    Each group appears once for every member.
+        Ranks that differ only along the axes asked for share one group.
 axis not in axes => axis in axes
-    You made the groups of everything but the axes asked for. Along an axis only the coordinate on that axis differs.
+    You made the groups of everything but the axes asked for.
+        Along an axis only the coordinate on that axis differs.
 => axis != axes[0]
 or
 => axis != axes[-1]
-    Of several axes you take only one. A joint group holds every combination of coordinates on them, n₁ · n₂ ranks.
+    Of several axes you take only one.
+        A joint group holds every combination of coordinates on them, n₁ · n₂ ranks.
 returns [ranks for axis in axes for ranks in mesh_groups(sizes, [axis])]
-    For several axes your groups overlap: you return the lines along each axis. A gradient that is summed over dp×tp
-    needs one group with all n₁ · n₂ ranks, and each rank is in exactly one.
+    For several axes your groups overlap: you return the lines along each axis.
+        A gradient that is summed over dp×tp needs one group with all n₁ · n₂ ranks, and each rank is in exactly one.
 returns [ranks[::-1] for ranks in result]
-    The groups are right, but within a joint group the ranks do not ascend. The place in that list is the rank within
-    the group: if it depends on the order in which the axes are named, dp×tp and tp×dp cut a tensor differently.
+    The groups are right, but within a joint group the ranks do not ascend.
+        The place in that list is the rank within the group: if it depends on the order in which the axes are named,
+        dp×tp and tp×dp cut a tensor differently.
 """
 
 ALSO_RIGHT = """

@@ -59,40 +59,50 @@ def by_places(sizes, rank, kind, slices):
 
 MISTAKES = """
 axes = ["dp", "tp"] => axes = ["dp"]
-    With sequence parallelism you sum norms, row biases and positions over dp alone. Each tp rank applied them to its
-    own tokens, so each has a partial gradient: dp×tp.
+    With sequence parallelism you sum norms, row biases and positions over dp alone.
+        Each tp rank applied them to its own tokens, so each has a partial gradient: dp×tp.
 ("norm", "row bias", "positions") => ("norm",)
-    Norms are right, but with sequence parallelism row biases and positions are added to a slice of the tokens as well:
-    their gradients are also partial on each tp rank.
+    Norms are right, but with sequence parallelism row biases and positions are added to a slice of the tokens as well.
+        Their gradients are also partial on each tp rank.
 => ("norm", "row bias")
-    Positions are missing: with sequence parallelism a tp rank looks up only its slice's, so tp is in their sum as well.
+    Positions are missing.
+        With sequence parallelism a tp rank looks up only its slice's, so tp is in their sum as well.
 and sequence_parallel: => :
-    You add tp without sequence parallelism. Then all tp ranks process all tokens, and each has the full gradient of a
-    norm already: a sum over tp makes it t times too large.
+    You add tp without sequence parallelism.
+        Then all tp ranks process all tokens, and each has the full gradient of a norm already: a sum over tp makes it t
+        times too large.
 kind in ("norm", "row bias", "positions") and sequence_parallel => sequence_parallel
 ["dp", "pp"] => [*axes, "pp"]
-    With sequence parallelism you sum everything over tp, also the gradients of different elements of a cut matrix.
+    With sequence parallelism you sum everything over tp, also cut matrices.
+        The ranks of tp hold different elements of a cut matrix: only what they hold alike adds up.
 ("norm", "row bias", "positions") => ("norm", "row bias", "column bias", "positions")
-    You treat every bias as replicated. The bias of a column layer belongs to its output features, and they are cut
-    over tp: each rank has its own elements. Only the bias of a row layer is replicated.
+    You treat every bias as replicated. The bias of a column layer belongs to its output features, and they are cut over
+    tp: each rank has its own elements.
+        Only the bias of a row layer is replicated.
 ["dp", "pp"], {"pp": (0, sizes["pp"] - 1)} => ["dp"], None
-    The embedding is tied: the first stage looks tokens up in it, the last stage multiplies with it. You sum over the
-    replicas of one of these uses. Its gradient is the sum over both stages.
+    The embedding is tied: the first stage looks tokens up in it, the last stage multiplies with it.
+        You sum over the replicas of one of these uses. Its gradient is the sum over both stages.
 => ["dp", "pp"], None
-    You sum the tied embedding over all stages. Only the first and the last use it; the others have nothing to add.
+    You sum the tied embedding over all stages.
+        Only the first and the last use it; the others have nothing to add.
 ["dp", "pp"] => ["pp"]
-    The tied embedding is summed over its stages, but not over dp, whose ranks processed different sequences.
+    The tied embedding is summed over its stages alone.
+        The dp ranks processed different sequences: their gradients add up too.
 shape.groups(*axes, among=among) => shape.groups("dp", "pp", "tp")
-    You sum over the whole world. Ranks of different stages hold different layers, and ranks along tp different shards
-    of a matrix: an all-reduce would add gradients of unrelated weights.
+    You sum over the whole world.
+        Ranks of different stages hold different layers, and ranks along tp different shards of a matrix: an all-reduce
+        would add gradients of unrelated weights.
 => shape.groups(*{*axes, "pp"})
-    You sum over dp and pp. Stages hold different layers: only the tied embedding adds up along pp.
+    You sum over dp and pp. Stages hold different layers.
+        Only the tied embedding adds up along pp.
 axes, among = ["dp"], None => axes, among = ["tp"], None
 axes = ["dp", "tp"] => axes = ["tp"]
 ["dp", "pp"] => ["tp", "pp"]
-    You sum along the wrong axis: tp where it should be dp. Replicas differ in their dp coordinate.
+    You sum along the wrong axis.
+        It is tp where it should be dp: replicas differ in their dp coordinate.
 lambda sizes, *rest: by_places({axis: sizes[axis] for axis in ("dp", "pp", "tp")}, *rest)
-    Right as long as the axes are dp, pp, tp. `sizes` names them from the outermost; ranks are counted in that order.
+    Right as long as the axes are dp, pp, tp.
+        `sizes` names them from the outermost; ranks are counted in that order.
 """
 
 EXERCISE = exercise(globals(), points=2, right=(ranks_to_sum, by_places), ranks=(1,))

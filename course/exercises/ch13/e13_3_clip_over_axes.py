@@ -89,42 +89,53 @@ def by_gathering(gradients, copies, max_norm, groups):
 MISTAKES = """
 x.square().sum() / count => x.square().sum()
     Your norm counts every copy: a matrix d times, the weight of a norm d·t times. Then the gradient seems longer than
-    it is, and the step gets shorter the more replicas there are. Divide each square by its copies.
+    it is, and the step gets shorter the more replicas there are.
+        Divide each square by its copies.
 => x.square().sum() / 2
-    You divided the whole sum by d. Cut matrices have d copies, but a norm has copies along tp as well, and a tied
-    embedding on two stages. Each gradient has its own number of copies.
+    You divided the whole sum by d.
+        Cut matrices have d copies, but a norm has copies along tp as well, and a tied embedding on two stages. Each
+        gradient has its own number of copies.
 => (x / count).square().sum()
-    You divided the gradient by its copies before you squared it. The square adds up once for each copy: divide that.
+    You divided the gradient by its copies before you squared it. The square adds up once for each copy.
+        Divide that.
 => x.square().sum()
 dist.all_reduce(square) =>
 or
 dist.all_reduce(square) =>
     Each rank has its own norm, of the tensors it holds. Each then scales by a different factor, and the copies of one
-    weight drift apart. Add the squares up over all ranks first.
+    weight drift apart.
+        Add the squares up over all ranks first.
 for x, count in pairs) => for x, count in pairs).sqrt()
 norm = square.sqrt() => norm = square
-    You added the ranks' norms. Only squares add up: all-reduce the sum of the squares, then take the root.
+    You added the ranks' norms.
+        Only squares add up: all-reduce the sum of the squares, then take the root.
 norm = square.sqrt() => norm = square
-    You returned the square of the norm. Take the root, after the sum.
+    You returned the square of the norm.
+        Take the root, after the sum.
 dist.all_reduce(square) => dist.all_reduce(square, group=groups["dp"])
 or
 => dist.all_reduce(square, group=groups["pp"])
 or
 => dist.all_reduce(square, group=groups["tp"])
-    Your sum goes over only one axis. The ranks along it do not hold the whole model, so each group has a different
-    norm and factor, and copies of one weight are scaled apart. Sum over all ranks: the default group.
+    Your sum goes over only one axis. The ranks along it do not hold the whole model, so each group has a different norm
+    and factor, and copies of one weight are scaled apart.
+        Sum over all ranks: the default group.
 => for axis in ("pp", "tp"): dist.all_reduce(square, group=groups[axis])
     You sum over pp and tp, one replica of the model. But `copies` counts the ranks of all replicas, so each square is
-    divided d times too often. Sum over all ranks, as you divide by all copies.
+    divided d times too often.
+        Sum over all ranks, as you divide by all copies.
 (max_norm / norm).clamp(max=1) => max_norm / norm
-    You scale small gradients up. Clipping changes only those longer than max_norm: the factor is at most 1.
+    You scale small gradients up.
+        Clipping changes only those longer than max_norm: the factor is at most 1.
 x.mul_((max_norm / norm).clamp(max=1)) => x = x * (max_norm / norm).clamp(max=1)
-    The norm is right, and nothing is scaled: x = x * factor makes a new tensor. Change it in place, x.mul_(factor).
+    The norm is right, and nothing is scaled: x = x * factor makes a new tensor.
+        Change it in place, x.mul_(factor).
 dist.all_reduce(square) => for x in (gradients[0].square(), square): dist.all_reduce(x)
-    The norm is right, but gradients are sent. Each rank squares those it holds: the others need only one number.
+    The norm is right, but gradients are sent.
+        Each rank squares those it holds: the others need only one number.
 => for axis in groups: dist.all_reduce(square, group=groups[axis])
-    The norm is right, in more than one message. Every message costs its latency, on the slowest link of the mesh: add
-    up this rank's squares first, then all-reduce one number.
+    The norm is right, in more than one message. Every message costs its latency, on the slowest link of the mesh.
+        Add up this rank's squares first, then all-reduce one number.
 """
 
 ALSO_RIGHT = """

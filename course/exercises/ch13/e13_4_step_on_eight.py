@@ -26,6 +26,8 @@ CONFIG = GPTConfig(vocab_size=16, context=8, d_model=8, num_layers=2, num_heads=
 SHAPE = MeshShape(dp=2, pp=2, tp=2)
 ROWS = 8
 EMBEDDING = "embed.token.weight"  # tied: the head uses it as well
+LOOSE = 10  # times the norm to which gradients are clipped
+UNCLIPPED = "after a step that clips nothing"
 RETURNED, TWO, LOSS, AFTER = "what was returned", "a loss and facts", "the loss", "after the step"
 REPLICAS = "weights on dp ranks"
 NORMS, TIED = "norms and row biases on tp ranks", "the tied embedding on the first and the last stage"
@@ -73,7 +75,10 @@ def body(answer, world, given):
     if not comm.all_reduce(torch.tensor(int(complete)), world, "min"):
         return {RETURNED: kind(result)}
     weights = {f"{f.name} {AFTER}": unshard(f.parameter, f.placement, f.cut_over) for f in facts}
-    return {RETURNED: TWO, LOSS: loss, **copies(facts, world), **weights}
+    found = {RETURNED: TWO, LOSS: loss, **copies(facts, world), **weights}
+    # A clip hides a factor on all gradients: once more, where there is nothing to clip.
+    _, facts = answer(world, model_of(given["seed"]), *batch, LOOSE * given["max_norm"])
+    return found | {f"{f.name} {UNCLIPPED}": unshard(f.parameter, f.placement, f.cut_over) for f in facts}
 
 
 def copies(facts, world):
@@ -93,18 +98,19 @@ def copies(facts, world):
 
 
 def reference(given):
-    model, loss = with_gradients(given[0])
-    nn.utils.clip_grad_norm_(model.parameters(), given[0]["max_norm"])
-    make_sgd(model.parameters()).step()
-    weights = dict(model.named_parameters())
-    found = []
+    weights, found = {}, []
+    for after, most in ((AFTER, 1), (UNCLIPPED, LOOSE)):
+        model, loss = with_gradients(given[0])
+        nn.utils.clip_grad_norm_(model.parameters(), most * given[0]["max_norm"])
+        make_sgd(model.parameters()).step()
+        weights |= {(name, after): p.detach() for name, p in model.named_parameters()}
     for rank in range(len(given)):
         stage = SHAPE.coordinates(rank)["pp"]
         piece = cut(model_of(0), 2)[stage]
         tied = {users[stage]: users[0] for users in piece.used_by}
         names = [tied.get(name, name) for name, _ in piece.named_parameters()]
         right = {RETURNED: TWO, LOSS: loss, REPLICAS: EQUAL, NORMS: EQUAL, TIED: EQUAL}
-        found.append(right | {f"{name} {AFTER}": weights[name].detach() for name in names})
+        found.append(right | {f"{name} {after}": x for (name, after), x in weights.items() if name in names})
     return found
 
 
@@ -145,43 +151,55 @@ MISTAKES = """
 in the loss, norms and row biases on tp ranks, the tied embedding on the first and the last stage:
 (targets != -100).sum() => dp.size * (y != -100).sum()
 comm.all_reduce(p.grad, fact.sum_over) => comm.all_reduce(p.grad, dp)
-    Both mistakes are still in it. One is in the loss: it is not the mean over all tokens that count. The second is in
-    the sums: copies of norms and of the tied embedding drift apart.
+    Both mistakes are still in it.
+        One is in the loss: it is not the mean over all tokens that count. The second is in the sums: copies of norms
+        and of the tied embedding drift apart.
 (targets != -100).sum() => dp.size * (y != -100).sum()
     Copies agree, but the loss is wrong: each dp rank divides by its own count, and the result is the mean of two means.
-    A token counts more where fewer of them count. Every term has the same denominator, the global count.
+        A token counts more where fewer of them count. Every term has the same denominator, the global count.
 in weights on dp ranks:
 comm.all_reduce(p.grad, fact.sum_over) => comm.all_reduce(p.grad, tp)
-    The two replicas drift apart: cut matrices are not summed over dp, whose ranks processed different sequences. Each
-    fact says over which ranks its gradient is a sum: fact.sum_over.
+    The two replicas drift apart: cut matrices are not summed over dp, whose ranks processed different sequences.
+        Each fact says over which ranks its gradient is a sum: fact.sum_over.
 in norms and row biases on tp ranks, the tied embedding on the first and the last stage:
 comm.all_reduce(p.grad, fact.sum_over) => comm.all_reduce(p.grad, dp)
-    Norms drift apart between tp ranks, and the tied embedding between stages: dp alone is not enough for them. With
-    sequence parallelism, a norm or a row bias has a partial gradient on each tp rank; the tied embedding has one on
-    each of its two stages. Each fact says over which ranks: fact.sum_over.
+    Norms drift apart between tp ranks, and the tied embedding between stages: dp alone is not enough for them.
+        With sequence parallelism, a norm or a row bias has a partial gradient on each tp rank; the tied embedding has
+        one on each of its two stages. Each fact says over which ranks: fact.sum_over.
 in norms and row biases on tp ranks:
 comm.all_reduce(p.grad, fact.sum_over) => comm.all_reduce(p.grad, fact.sum_over if fact.crosses else dp)
-    The copies of the tied embedding agree, but norms and row biases drift apart between tp ranks: with sequence
-    parallelism each processed its slice of the tokens, so dp×tp is their sum.
+    The copies of the tied embedding agree, but norms and row biases drift apart between tp ranks.
+        With sequence parallelism each processed its slice of the tokens, so dp×tp is their sum.
 in the tied embedding on the first and the last stage:
 comm.all_reduce(p.grad, fact.sum_over) => comm.all_reduce(p.grad, dp if fact.crosses else fact.sum_over)
-    Copies of norms agree, but not those of the tied embedding. Each stage has the gradient of one use: sum over both.
+    Copies of norms agree, but not those of the tied embedding. Each stage has the gradient of one use.
+        Sum over both.
 in the loss:
 return comm.all_reduce(result.loss, dp), facts => return result.loss, facts
-    All weights may be right, but each rank returns its own term of the loss. The terms add up over dp.
+    All weights may be right, but each rank returns its own term of the loss.
+        The terms add up over dp.
 in after the step:
 clip([p.grad for p in parameters], squares, world, max_norm) =>
     The sums are right, and then nothing is clipped.
+        Scale each p.grad by the factor, in place.
 comm.all_reduce(p.grad, fact.sum_over) => comm.all_reduce(p.grad, fact.sum_over, op="mean")
-    The gradients are means over ranks, but the loss, divided by the global count, has terms of a sum. Use op="sum".
+    The gradients are means over ranks, but the loss, divided by the global count, has terms of a sum.
+        Use op="sum".
 fact.square(fact.parameter.grad) => fact.parameter.grad.square().sum()
-    The clip counts each square once for every rank that holds it. fact.square divides by the number of these ranks.
+    The clip counts each square once for every rank that holds it.
+        Fact.square divides by the number of these ranks.
 """
 
 ALSO_RIGHT = """
 one_f_one_b(pp.size, 2) => one_f_one_b(pp.size, 4)
 return comm.all_reduce(result.loss, dp), facts => return [comm.all_reduce(result.loss, dp).item(), facts]
     A list, with more microbatches.
+"""
+
+EQUIVALENT = """
+return comm.all_reduce(result.loss, dp), facts => return comm.all_reduce(result.loss, dp), (2 * (facts))
+or return comm.all_reduce(result.loss, dp), facts => return comm.all_reduce(result.loss, dp), (100 * (facts))
+    A list of facts that repeats each is the same list of parameters.
 """
 
 EXERCISE = exercise(globals(), points=3, right=(step_on_eight, by_parallelize), ranks=(8,), timeout_s=20)

@@ -66,81 +66,108 @@ returns result[0]
 
 in your layout:
 returns ({}, *result[1:])
-    You did not return a Layout. Return one, such as Layout(dp=2, pp=2, tp=2, zero=1).
+    You did not return a Layout.
+        Return one, such as Layout(dp=2, pp=2, tp=2, zero=1).
 pp=4 => pp=2
-    The degrees do not multiply to the cluster. Every GPU has one place on each axis.
+    The degrees do not multiply to the cluster.
+        Every GPU has one place on each axis.
 dp=2, pp=4, tp=8, microbatches=32 => dp=1, pp=32, tp=2, microbatches=64
-    Something cannot be shared out evenly: whole layers, whole heads, equal numbers of microbatches of equal size.
+    Something cannot be shared out evenly.
+        A stage has whole layers, a tp rank whole heads, and a replica equal numbers of microbatches of equal size.
 zero=1, recompute="selective" => zero=1, schedule="zb-h1"
-    The bill has closed forms only for 1f1b, interleaved and gpipe. Choose one of them.
+    The bill has closed forms only for 1f1b, interleaved and gpipe.
+        Choose one of them.
 pp=4, tp=8 => pp=2, tp=16
     A tensor-parallel group reaches over several nodes. It sends activations four times or more per layer and
-    microbatch, and waits for each: that needs the links inside a node. Make tp smaller, or put it last in `order`.
+    microbatch, and waits for each: that needs the links inside a node.
+        Make tp smaller, or put it last in `order`.
 dp=2, pp=4, tp=8, microbatches=32 => dp=8, pp=1, tp=8, microbatches=8
 zero=1 => zero=0
-    The optimizer state alone, 12 of 16 bytes per parameter, does not fit. tp and pp divide it; dp only with ZeRO.
+    The optimizer state alone, 12 of 16 bytes per parameter, does not fit.
+        Tp and pp divide it; dp only with ZeRO.
 dp=2, pp=4, tp=8, microbatches=32 => dp=16, pp=2, tp=2, microbatches=4
-    Parameters, gradients and optimizer state do not fit, before there is any activation. tp and pp divide all three;
-    ZeRO-1 divides the optimizer state over dp as well.
+    Parameters, gradients and optimizer state do not fit, before there is any activation.
+        Tp and pp divide all three; ZeRO-1 divides the optimizer state over dp as well.
 sequence_parallel=True, zero=1, recompute="selective" => zero=1
     Model states fit, activations do not. 1F1B keeps up to p microbatches, so more stages do not help the first.
-    Sequence parallelism, selective recomputation, a smaller microbatch or a larger tp do; GPipe keeps all.
+        Sequence parallelism, selective recomputation, a smaller microbatch or a larger tp do; GPipe keeps all.
 pp=4, tp=8 => pp=8, tp=4
-    It fits, but the GPUs wait too long: (p-1)/v of m + (p-1)/v units. Take fewer stages, more microbatches, or several
-    stages per rank. dp and m share 64 sequences: fewer replicas leave more microbatches to each.
+    It fits, but the GPUs wait too long: (p-1)/v of m + (p-1)/v units.
+        Take fewer stages, more microbatches, or several stages per rank. dp and m share 64 sequences: fewer replicas
+        leave more microbatches to each.
 zero=1 => zero=2
-    Too much is sent between nodes: ZeRO-2 reduce-scatters the gradients of every microbatch. With a pipeline there are
-    many of them; zero=1 sends them once per step.
+    Too much is sent between nodes: ZeRO-2 reduce-scatters the gradients of every microbatch.
+        With a pipeline there are many of them; zero=1 sends them once per step.
 dp=2, pp=4, tp=8, microbatches=32 => dp=4, pp=2, tp=8, microbatches=16
-    Too many bytes of gradients are sent between nodes. A dp rank sends about 2(d-1)/d of its gradients: more stages,
-    or a larger tp, leave it fewer parameters, and fewer replicas a smaller factor.
+    Too many bytes of gradients are sent between nodes.
+        A dp rank sends about 2(d-1)/d of its gradients: more stages, or a larger tp, leave it fewer parameters, and
+        fewer replicas a smaller factor.
 => dp=1, pp=8, tp=8, microbatches=64
 sequence_parallel=True, zero=1 => schedule="interleaved", stages_per_rank=5
-    Too many bytes of activations are sent between stages. Each of v stages per rank sends every microbatch, and
-    without sequence parallelism each tp rank sends the same full tensor.
+    Too many bytes of activations are sent between stages.
+        Each of v stages per rank sends every microbatch, and without sequence parallelism each tp rank sends the same
+        full tensor.
 
 in layout A:
 in_flight, layers = 4, 80 / 4 => in_flight, layers = 1, 80 / 4
-    Layout A: these are the activations of one microbatch. Under 1F1B the first of p ranks keeps p of them.
+    Layout A: these are the activations of one microbatch.
+        Under 1F1B the first of p ranks keeps p of them.
 (34 + 5 * heads * s / h) => 34
-    Layout A: that would fit, but without recomputation attention matrices are kept, 5as/h of 34 + 5as/h bytes.
+    Layout A: that would fit.
+        But without recomputation attention matrices are kept, 5as/h of 34 + 5as/h bytes.
 states + in_flight * layers * layer => in_flight * layers * layer
-    Layout A: that is the activations alone. Add the model states.
+    Layout A: that is the activations alone.
+        Add the model states.
 (2 + 2 + 12 / 2) => (2 + 2 + 12)
-    Layout A: ZeRO-1 also divides the 12 bytes of optimizer state over dp. Parameters and gradients have 2 bytes each.
+    Layout A: ZeRO-1 also divides the 12 bytes of optimizer state over dp.
+        Parameters and gradients have 2 bytes each.
 => (2 + 2 + 12) / 2
-    Layout A: ZeRO-1 divides the optimizer state alone over dp: parameters and gradients stay full on each replica.
+    Layout A: ZeRO-1 divides the optimizer state alone over dp.
+        Parameters and gradients stay full on each replica.
 in_flight, layers = 4, 80 / 4 => in_flight, layers = 4, 80
-    Layout A: these are the activations of 80 layers. A stage has 80/p.
+    Layout A: these are the activations of 80 layers.
+        A stage has 80/p.
 (34 + 5 * heads * s / h) / 8 => (34 + 5 * heads * s / h)
-    Layout A: your activations are eight times too many. With sequence parallelism all of them are divided by t = 8,
-    and under 1F1B the first rank keeps p = 4 microbatches, not all 32.
+    Layout A: your activations are eight times too many.
+        With sequence parallelism all of them are divided by t = 8, and under 1F1B the first rank keeps p = 4
+        microbatches, not all 32.
 
 in layout B:
 (32 + 8 - 1) => 32
-    Layout B: you divided by m = 32, the useful part of the step. The bubble is a fraction of the step: of m + p - 1.
+    Layout B: you divided by m = 32, the useful part of the step.
+        The bubble is a fraction of the step: of m + p - 1.
 => (64 + 8 - 1)
-    Layout B: the 64 sequences are shared by two replicas, so each has 32 microbatches.
+    Layout B: the 64 sequences are shared by two replicas.
+        So each has 32 microbatches.
 (8 - 1) / (32 + 8 - 1) => 8 / (32 + 8)
-    Layout B: p stages take p - 1 units to fill: the first microbatch is work.
+    Layout B: you count p units until the pipeline is full.
+        They are p - 1: the first microbatch is work.
 => (4 - 1) / (32 + 4 - 1)
-    Layout B: that is the bubble of four stages. B has eight.
+    Layout B: that is the bubble of four stages.
+        B has eight.
 => 100 * (8 - 1) / (32 + 8 - 1)
-    Layout B: return a fraction, not per cent.
+    Layout B: that is in per cent.
+        Return a fraction.
 
 in layout C:
 2 * (4 - 1) / 4 => (4 - 1) / 4
-    Layout C: that is the reduce-scatter of the gradients alone. ZeRO-1 all-gathers as many bytes of parameters.
+    Layout C: that is the reduce-scatter of the gradients alone.
+        ZeRO-1 all-gathers as many bytes of parameters.
 => 2
-    Layout C: a ring sends (d-1)/d of the bytes each way: a rank keeps the chunk that it reduces.
+    Layout C: you count the full array each way.
+        A ring sends (d-1)/d of it: a rank keeps the chunk that it reduces.
 2 * billions => 4 * billions
-    Layout C: that is twice too much. A gradient is sent in 16 bits, and a rank holds 1/(t·p) of the parameters.
+    Layout C: that is twice too much.
+        A gradient is sent in 16 bits, and a rank holds 1/(t·p) of the parameters.
 => 16 * 2 * billions
-    Layout C: that is 16 times too much. Gradients are sent once per step, and a rank holds 1/16 of the parameters.
+    Layout C: that is 16 times too much.
+        Gradients are sent once per step, and a rank holds 1/16 of the parameters.
 / (2 * 8) => / 2
-    Layout C: a rank holds 1/(t·p) of the parameters: tp also divides them.
+    Layout C: a rank holds 1/(t·p) of the parameters.
+        Tp also divides them.
 2 * (4 - 1) / 4 => 2 * (2 - 1) / 2
-    Layout C: d = 4 here: the replicas of C are four. With two a rank would send that much.
+    Layout C: that is right for two replicas.
+        C has d = 4.
 """
 
 EXERCISE = exercise(

@@ -45,37 +45,54 @@ stages[-1] += head_s => stages = [stage + head_s for stage in stages]
 or
 => stages = [stage + head_s for stage in stages]
 m * stages[-1] + sum(stages[:-1]) => (m - 1) * max(stages) + sum(stages)
-    You add the head to every rank. Only the last computes it, and the others wait: it costs m times its seconds.
+    You add the head to every rank.
+        Only the last computes it, and the others wait: it costs m times its seconds.
 stages[-1] += head_s =>
 or
 stages[-1] += head_s =>
 m * stages[-1] + sum(stages[:-1]) => (m - 1) * max(stages) + sum(stages)
-    The head is missing. It belongs to the last rank, and makes it the slowest rank here.
+    The head is missing.
+        It belongs to the last rank, and makes it the slowest rank here.
 m * stages[-1] => m * sum(stages) / len(stages)
-    The m microbatches run at the mean pace of the ranks. Each passes every rank, so the slowest sets the pace.
+    The m microbatches run at the mean pace of the ranks.
+        Each passes every rank, so the slowest sets the pace.
 m * stages[-1] + sum(stages[:-1]) => m * stages[-1]
-    The bubble is missing: the slowest rank waits for the first microbatch, and the others finish the last one.
+    The bubble is missing.
+        The slowest rank waits for the first microbatch, and the others finish the last one.
 sum(stages[:-1]) => (len(stages) - 1) * stages[-1]
-    You fill the pipeline p - 1 times with the slowest rank. Each of the other ranks takes its own seconds.
-=> (len(stages) - 1) * stages[0]
-    You fill the pipeline p - 1 times with the first rank. Here each rank has its own number of blocks.
+or m * stages[-1] + sum(stages[:-1]) => (m + len(blocks) - 1) * (max(blocks) * block_s + head_s + messages)
+or returns (m + len(blocks) - 1) * (blocks[-1] * block_s + head_s) + max(0, sums_s - hidden_s)
+or returns (m + len(blocks) - 1) * (blocks[-1] * block_s + head_s + 2 * message_s * (len(blocks) > 1))
+or returns (m + len(blocks) - 1) * (blocks[-1] * block_s + head_s)
+    That is (m + p - 1) times the slowest rank: the formula of equal ranks.
+        Only the m microbatches go at its pace. While the pipeline fills, each other rank takes its own seconds, once.
+sum(stages[:-1]) => (len(stages) - 1) * stages[0]
+    You fill the pipeline p - 1 times with the first rank.
+        Here each rank has its own number of blocks.
 => sum(stages)
-    The slowest rank is counted m + 1 times: for its microbatches, and in the bubble, which holds only the others.
+    The slowest rank is counted m + 1 times.
+        For its microbatches, and in the bubble, which holds only the others.
 => m * sum(stages[:-1])
-    Every rank counts m times, as if one microbatch had to leave the pipeline before the next one enters. Only the
-    slowest rank counts m times; the others work at the same time.
+    Every rank counts m times, as if one microbatch had to leave the pipeline before the next one enters.
+        Only the slowest rank counts m times; the others work at the same time.
 2 * message_s if len(blocks) > 1 else 0 => 0
-    Messages are missing. A microbatch crosses each boundary twice: an activation forward, a gradient back.
+    Messages are missing.
+        A microbatch crosses each boundary twice: an activation forward, a gradient back.
 => message_s if len(blocks) > 1 else 0
-    You count one message per microbatch. There is one forward and one back.
+    You count one message per microbatch.
+        There is one forward and one back.
 => 2 * message_s
-    A pipeline of a single rank sends no messages: p = 1 has no boundary.
+    You count messages in a pipeline of a single rank.
+        p = 1 has no boundary.
 max(0, sums_s - hidden_s) => sums_s
-    You add the whole sum of the gradients. Backward hides `hidden_s` of it.
+    You add the whole sum of the gradients.
+        Backward hides `hidden_s` of it.
 => sums_s - hidden_s
-    Where backward could hide more than there is, your step gets too short. Hide at most all: max(0, sums - hidden).
+    Where backward could hide more than there is, your step gets too short.
+        Hide at most all: max(0, sums - hidden).
 => 0
-    The sum of the gradients is missing where backward does not hide all of it.
+    The sum of the gradients is missing.
+        Add what backward does not hide of it: max(0, sums - hidden).
 """
 
 EXERCISE = exercise(globals(), points=2, right=(uneven_step, by_a_walk), body=each_call("uneven_step"), ranks=(1,))

@@ -70,62 +70,80 @@ MISTAKES = """
 "first", states_a => "last", states_a
 or
 "first", states_b => "last", states_b
-    the last rank has logits, less than 1 GB, but the activations in flight on the first rank weigh more.
+    the last rank has logits, less than 1 GB, and that does not make it the fullest.
+        Compare them with the activations in flight on the first rank.
 "last", states_c => "first", states_c
-    the first rank keeps four times the microbatches of the last rank. With full recomputation that is 1.6 GB more;
-    compare it with the logits, which only the last rank has.
+    the first rank keeps four times the microbatches of the last rank. With full recomputation that is 1.6 GB more.
+        Compare it with the logits, which only the last rank has.
 states_a = 18 => states_a = 16
 or
 states_b = (6 + 12 / 4) => states_b = (4 + 12 / 4)
 or
 states_c = (6 + 12 / 4) => states_c = (4 + 12 / 4)
-    your gradients have 2 bytes per parameter. This stack sums them in float32: 4 bytes, so 18 in all.
+    your gradients have 2 bytes per parameter.
+        This stack sums them in float32: 4 bytes, so 18 in all.
 (8 * block + end) => 8 * block
 or
 (16 * block + end) / 8 => 16 * block / 8
 or
 (16 * block + end) / 4 => 16 * block / 4
-    the first rank also holds the embedding, the last rank the head: V·h parameters, divided by t.
+    the first rank also holds the embedding, the last rank the head.
+        V·h parameters, divided by t.
 states_a = 18 => states_a = 18 / 2
-    without ZeRO every replica keeps all model states of its stage. dp divides nothing there.
+    without ZeRO every replica keeps all model states of its stage.
+        Dp divides nothing there.
 states_b = (6 + 12 / 4) => states_b = (6 + 12) / 4
 or
 states_c = (6 + 12 / 4) => states_c = (6 + 12) / 4
-    ZeRO-1 divides the optimizer state over dp, 12 of 18 bytes. Parameters and gradients stay full on each replica.
+    ZeRO-1 divides the optimizer state over dp, 12 of 18 bytes.
+        Parameters and gradients stay full on each replica.
 states_b = (6 + 12 / 4) => states_b = (6 + 12)
 or
 states_c = (6 + 12 / 4) => states_c = (6 + 12)
-    you left ZeRO-1 out. It divides the 12 bytes of optimizer state over dp.
+    you left ZeRO-1 out.
+        It divides the 12 bytes of optimizer state over dp.
 acts_a = 4 * 8 => acts_a = 8 * 8
-    you count p = 8 microbatches in flight. A step has only 4: the first rank keeps min(m, p).
+    you count p = 8 microbatches in flight.
+        A step has only 4: the first rank keeps min(m, p).
 4 * (1 + 3 / 16) => 4
-    p microbatches in flight is right with one stage per rank. With v the first rank keeps 1 + (p-1)/(p·v) times that.
+    p microbatches in flight is right with one stage per rank.
+        With v the first rank keeps 1 + (p-1)/(p·v) times that.
 => 32
-    you keep all 32 microbatches, as GPipe does. Under interleaved 1F1B the first rank keeps p·(1 + (p-1)/(p·v)).
+    you keep all 32 microbatches, as GPipe does.
+        Under interleaved 1F1B the first rank keeps p·(1 + (p-1)/(p·v)).
 states_a, acts_a => states_a, acts_a / 8
 or
 states_b, acts_b => states_b, acts_b / 8
 or
 states_c, acts_c => states_c, acts_c / 4
-    activations are divided by t twice. The task gives the bytes of a block on one rank.
+    activations are divided by t twice.
+        The task gives the bytes of a block on one rank.
 acts_a = 4 * 8 => acts_a = 8
-    these are the activations of one microbatch. The first rank keeps min(m, p) of them.
+    these are the activations of one microbatch.
+        The first rank keeps min(m, p) of them.
 4 * (1 + 3 / 16) => 1
-    these are one microbatch's activations. Interleaved 1F1B keeps p·(1 + (p-1)/(p·v)) of them on the first rank.
+    these are one microbatch's activations.
+        Interleaved 1F1B keeps p·(1 + (p-1)/(p·v)) of them on the first rank.
 (16 * 2 + 34) => 16 * 34
-    you keep the insides of all blocks. With full recomputation a rank keeps their inputs, and the insides of one.
+    you keep the insides of all blocks.
+        With full recomputation a rank keeps their inputs, and the insides of one.
 => 16 * 2
-    full recomputation keeps the inputs of all blocks. While a block runs backward, its inside is kept as well.
+    full recomputation keeps the inputs of all blocks.
+        While a block runs backward, its inside is kept as well.
 => (4 * 16 * 2 + 34)
-    these are the activations of the first rank, with four microbatches in flight. The last rank has one.
+    these are the activations of the first rank, with four microbatches in flight.
+        The last rank has one.
 vocabulary / 4 => vocabulary
-    your logits cover the full vocabulary. It is cut over tp.
+    your logits cover the full vocabulary.
+        It is cut over tp.
 14 * 2 * s => 2 * 2 * s
-    the head computes 2 bytes per logit. The loss makes it 14 at its peak.
+    the head computes 2 bytes per logit.
+        The loss makes it 14 at its peak.
 acts_a, 0 => acts_a, 14 * s * vocabulary / 8 / 1e9
 or
 acts_b, 0 => acts_b, 14 * s * vocabulary / 8 / 1e9
-    the first rank has the highest peak, and it has no logits. They are on the last rank.
+    the first rank has the highest peak, and it has no logits.
+        They are on the last rank.
 """
 
 

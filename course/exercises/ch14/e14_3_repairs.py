@@ -99,28 +99,37 @@ returns [word for word, _ in result]
 "batch" => "sequences"
     That is none of the six words of the task.
 "heads" => "states"
-    You say that memory binds. This layout is refused before it has any: something cannot be shared out evenly, or a
-    group reaches too far. First divide, then add up bytes.
+    You say that memory binds.
+        This layout is refused before it has any: something cannot be shared out evenly, or a group reaches too far.
+        First divide, then add up bytes.
 "activations" => "batch"
-    Everything divides here, and tp stays on its node. Add up the bytes of the rank with the highest peak.
+    Everything divides here, and tp stays on its node.
+        Add up the bytes of the rank with the highest peak.
 "layers" => "heads"
-    A different count cannot be shared out. tp divides heads, and reaches over ranks of a node; p times v divides
-    layers, or layers and two more; dp times b divides the sequences of a step.
+    It is a different count that cannot be shared out.
+        tp divides heads, and reaches over ranks of a node; p times v divides layers, or layers and two more; dp times b
+        divides the sequences of a step.
 "states" => "activations"
-    Memory binds, but not this kind. States bind if they alone are too large; activations if the states fit without.
+    Memory binds, but not this kind.
+        States bind if they alone are too large; activations if the states fit without.
 layout._replace(**change) => change
     The second of a pair is a Layout4D, such as `layout._replace(tp=2)`.
 {"tp": 2} => {"dp": 8}
-    The layout is as it was. dp follows from the rest, so a change of dp alone changes nothing.
+    The layout is as it was.
+        Dp follows from the rest, so a change of dp alone changes nothing.
 {"zero": 1} => {"zero": 1, "recompute": "full"}
-    You changed several things. One of tp, pp, rows, stages_per_rank, zero or recompute will do.
+    You changed several things.
+        One of tp, pp, rows, stages_per_rank, zero or recompute will do.
 {"pp": 2} => {"pp": 16}
     With your change a count still cannot be shared out.
+        Divide heads by tp, layers by p times v, sequences by dp times b.
 {"tp": 4} => {"tp": 2}
     Your change leaves everything divided evenly, but it does not fit into memory.
+        Change what the larger of states and activations is divided by.
 ("activations", {"rows": 1}) => ("activations", {"recompute": "full"})
     Your layout is possible, and it fits. But a different single change costs less time. Full recomputation costs a
-    third of the blocks, a smaller tp fewer sums, a smaller b a shorter bubble: take the mildest change that fits.
+    third of the blocks, a smaller tp fewer sums, a smaller b a shorter bubble.
+        Take the mildest change that fits.
 """
 
 EXERCISE = exercise(globals(), points=3, right=(repairs, with_stages), inputs=lambda generator, n: [{}], ranks=(1,))

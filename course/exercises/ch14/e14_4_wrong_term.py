@@ -106,21 +106,52 @@ def by_capped_errors(rows):
 
 MISTAKES = """
 median(error(row, kind) for row in rows) => -sum(row["seconds"].get(kind, 0) for row in rows)
-    You name the kind that takes most of the time, in any planner. Find the correction that makes the errors smaller.
+    You name the kind that takes most of the time, in any planner.
+        Find the correction that makes the errors smaller.
 => error(rows[0], kind)
-    You judge by the first run alone, which several corrections explain. A wrong formula shows in all runs concerned.
+    You judge by the first run alone, which several corrections explain.
+        A wrong formula shows in all runs concerned.
 => max(error(row, kind) for row in rows)
-    You judge by the worst run, which is off for a reason in no formula here. Take the median or the mean.
+    You judge by the worst run, which is off for a reason in no formula here.
+        Take the median or the mean.
 => abs(median(error(row, kind) for row in rows))
 abs(corrected / row["step_s"] - 1) => corrected / row["step_s"] - 1
-    You let errors of both signs cancel. 20% too fast on half of the runs and too slow on the rest is not right.
+    You let errors of both signs cancel.
+        20% too fast on half of the runs and too slow on the rest is not right.
 => abs(corrected - row["step_s"])
 median(error(row, kind) for row in rows) => sum(error(row, kind) for row in rows)
-    You add up seconds, so few long steps dominate. Divide each difference by the measured seconds of its run.
+    You add up seconds, so few long steps dominate.
+        Divide each difference by the measured seconds of its run.
 "nothing": lambda row: 1, =>
-    You always find something. One of the planners is right: compare each correction with none, "nothing".
+    You always find something. One of the planners is right.
+        Compare each correction with none, "nothing".
 wrong / factors[kind](row) => wrong * factors[kind](row)
-    You apply each wrong factor again. To undo it, divide the kind by it.
+    You apply each wrong factor again.
+        To undo it, divide the kind by it.
+"""
+
+EQUIVALENT = """
+"tp": lambda row: row["tp"] / 2, => "tp": lambda row: (2 * (row["tp"] / 2)),
+or "tp": lambda row: row["tp"] / 2, => "tp": lambda row: (100 * (row["tp"] / 2)),
+or "tp": lambda row: row["tp"] / 2, => "tp": lambda row: row["tp"] / 1,
+or "memory": lambda row: 2 / 5, => "memory": lambda row: (2 * (2 / 5)),
+or "memory": lambda row: 2 / 5, => "memory": lambda row: (100 * (2 / 5)),
+or "memory": lambda row: 2 / 5, => "memory": lambda row: 2 / 4,
+or "matmuls": lambda row: 3 / 4 if => "matmuls": lambda row: (2 * (3 / 4)) if
+or "matmuls": lambda row: 3 / 4 if => "matmuls": lambda row: (100 * (3 / 4)) if
+or "matmuls": lambda row: 3 / 4 if => "matmuls": lambda row: 2 / 4 if
+or "matmuls": lambda row: 3 / 4 if => "matmuls": lambda row: 3 / 3 if
+    The answer is a word: a correction of another size may still be the one that makes the errors smallest.
+abs(corrected / row["step_s"] - 1) => (2 * (abs(corrected / row["step_s"] - 1)))
+or abs(corrected / row["step_s"] - 1) => (100 * (abs(corrected / row["step_s"] - 1)))
+or abs(corrected / row["step_s"] - 1) => abs((2 * (corrected / row["step_s"] - 1)))
+or abs(corrected / row["step_s"] - 1) => abs((100 * (corrected / row["step_s"] - 1)))
+    The smallest of several is the same when all are multiplied.
+for row in rows)) => for row in [*(rows)][1:]))
+or for row in rows)) => for row in [*(rows)][:-1]))
+or lambda rows: wrong_term(rows[1:])
+or lambda rows: wrong_term(rows[:-1])
+    A median over 36 runs does not depend on one of them.
 """
 
 EXERCISE = exercise(globals(), points=3, right=(wrong_term, by_mean, by_capped_errors), ranks=(1,))

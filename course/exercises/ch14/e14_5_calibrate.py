@@ -160,24 +160,36 @@ returns None
 1 / slowdown, exposed => exposed, 1 / slowdown
     The right numbers in the wrong order: first the share of the peak, then the fraction.
 parts / measured[:, None], (measured - known) / measured => parts, measured - known
-    You minimise seconds, so runs of 200 s, with hardly any tp sums, outweigh runs of 3 s. Minimise relative errors.
+    You minimise seconds, so runs of 200 s, with hardly any tp sums, outweigh runs of 3 s.
+        Minimise relative errors.
 1 / slowdown, exposed => slowdown, exposed
-    A share above 1 is faster than the GPU's peak. Seconds at the peak are divided by the share, which is below 1.
+    A share above 1 is faster than the GPU's peak.
+        Seconds at the peak are divided by the share, which is below 1.
 => 1 / slowdown, 100 * exposed
-    The exposed fraction is between 0, all sums are hidden, and 1, none is.
+    Your exposed fraction is not between 0 and 1.
+        At 0 all sums are hidden, at 1 none is.
 => SHARES["a100"][0], 0.0
-    That is the book's share, of a different stack, with other kernels. Calibrate a stack on its own runs.
+    That is the book's share, of a different stack, with other kernels.
+        Calibrate a stack on its own runs.
 lambda rows: share_alone(rows, 0)
-    You assume that all tp sums are hidden, and the share makes up for them. It then depends on how much tp the
-    calibrated runs have, and runs with more tp are predicted too fast.
+    You assume that all tp sums are hidden, and the share makes up for them.
+        It then depends on how much tp the calibrated runs have, and runs with more tp are predicted too fast.
 lambda rows: share_alone(rows, 1)
-    You assume that no tp sum is hidden, and the share makes up for it. Runs with more tp are then predicted too slow.
+    You assume that no tp sum is hidden, and the share makes up for it.
+        Runs with more tp are then predicted too slow.
 1 / slowdown, exposed => 0.9 / slowdown, exposed
     Even runs without tensor parallelism are off, so the share is wrong. There the sums are 0 s: those runs determine
-    the share alone. Use more than one run: each is off by up to 1%.
+    the share alone.
+        Use more than one run: each is off by up to 1%.
 => 1 / slowdown, 0.3 * exposed
-    Runs without tensor parallelism are predicted well, the others are not: the exposed fraction is wrong. Runs with
-    much tp determine it best; in the long ones 1% of noise is more than all of their sums.
+    Runs without tensor parallelism are predicted well, the others are not: the exposed fraction is wrong.
+        Runs with much tp determine it best; in the long ones 1% of noise is more than all of their sums.
+"""
+
+EQUIVALENT = """
+lambda rows: calibrate(rows[1:])
+or lambda rows: calibrate(rows[:-1])
+    Five runs determine both constants as well, within what the noise allows.
 """
 
 EXERCISE = exercise(

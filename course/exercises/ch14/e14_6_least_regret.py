@@ -176,46 +176,85 @@ returns None
 
 in the layout:
 min(layouts, key=larger_regret) => "tp 8"
-    The first of the three is no Layout4D with cp = 1 that the planner would list.
+    The first of the three is no layout that the planner would list.
+        Return a Layout4D with cp = 1.
 => min(layouts, key=larger_regret)._replace(dp=3)
-    The planner refuses this layout: tp · pp · dp is the number of GPUs; heads, layers, sequences are shared out evenly.
+    The planner refuses this layout.
+        tp · pp · dp is the number of GPUs; heads, layers, sequences are shared out evenly.
 => Layout4D(16, 1, 1, trainings[0].cluster.gpus // 16, 1, 1, 1, True)
-    tp reaches over several nodes. Its sums then go over the network, which may be the slow one.
+    tp reaches over several nodes.
+        Its sums then go over the network, which may be the slow one.
 => Layout4D(1, 1, 4, trainings[0].cluster.gpus // 4, 1, 1, 3)
-    ZeRO-3 gathers weights for every microbatch; here it goes with dp alone.
+    Your layout has ZeRO-3 with a pipeline or with tensor parallelism.
+        ZeRO-3 gathers weights for every microbatch; here it goes with dp alone.
 => too_large(trainings[0])
-    The layout does not fit. Drop such layouts before you compare seconds.
+    The layout does not fit.
+        Drop such layouts before you compare seconds.
 => bests[0]
-    That is best for the first case, and loses far more in the second: look at the larger of each layout's two regrets.
+    That is best for the first case, and loses far more in the second.
+        Look at the larger of each layout's two regrets.
 => bests[1]
-    That is best for the second case, and loses far more in the first: look at the larger of each layout's two regrets.
+    That is best for the second case, and loses far more in the first.
+        Look at the larger of each layout's two regrets.
 return max => return sum
-    You take the least mean of both regrets, which may be bad in one case: take the layout whose larger regret is least.
+    You take the least mean of both regrets, which may be bad in one case.
+        Take the layout whose larger regret is least.
 min(layouts, key=larger_regret) => max((one for one in layouts if one.tp <= 8), key=larger_regret)
-    Your layout is possible, and it fits. But there is a layout whose larger regret is smaller.
+    Your layout is possible, and it fits.
+        But there is a layout whose larger regret is smaller.
 
 in the number:
 first.total / second.total - 1 => 100 * (first.total / second.total - 1)
-    That is in per cent. Return a fraction: 0.1 if it takes a tenth longer.
+    That is in per cent.
+        Return a fraction: 0.1 if it takes a tenth longer.
 => first.total / second.total
-    That is the ratio of the two times. Subtract 1.
+    That is the ratio of the two times.
+        Subtract 1.
 => 1 - second.total / first.total
-    You divide by the seconds of the slower layout. A regret is relative to the best layout.
+    You divide by the seconds of the slower layout.
+        A regret is relative to the best layout.
 => first.total - second.total
-    That is in seconds. Divide by the seconds of the best layout.
+    That is in seconds.
+        Divide by the seconds of the best layout.
 => seconds[0][bests[1]].total / seconds[0][bests[0]].total - 1
-    That is the loss of the second's best in the first training. Return the first's best's loss in the second.
+    That is the loss of the second's best in the first training.
+        Return the first's best's loss in the second.
 => min(map(larger_regret, layouts)) - 1
-    That is the larger regret of your layout. Defend it: how much would the first's best have lost?
+    That is the larger regret of your layout.
+        Defend it: how much would the first's best have lost?
 
 in the reason:
 max(lost, key=lost.get) => "network"
-    The reason is the name of a kind of time, such as `tp`.
+    Your reason is no name of a kind of time.
+        Return one of the names, such as `tp`.
 getattr(first, kind) - getattr(second, kind) => getattr(first, kind)
-    The reason is not what takes most of the time, as matmuls do. Take the largest difference between the two layouts.
+    The reason is not what takes most of the time, as matmuls do.
+        Take the largest difference between the two layouts.
 max(lost, key=lost.get) => "optimizer"
-    That is not the reason. Compare two layouts in the second case: the one that is best in the first case, and the one
-    that is best in the second. For which kind does the former take longer?
+    That is not the reason.
+        Compare two layouts in the second case: the one that is best in the first case, and the one that is best in the
+        second. For which kind does the former take longer?
+"""
+
+EQUIVALENT = """
+for one in all_layouts(trainings[0], Choices()) if => for one in [*(all_layouts(trainings[0], Choices()))][1:] if
+or for one in all_layouts(trainings[0], Choices()) if => for one in [*(all_layouts(trainings[0], Choices()))][:-1] if
+    The first and the last of the list are best nowhere.
+for run in trainings)] => for run in [*(trainings)][1:])]
+or for run in trainings)] => for run in [*(trainings)][:-1])]
+    Both trainings need the same memory: they differ in the network, and in what is hidden.
+return max(found => return (2 * (max(found
+zip(seconds, bests)) => zip(seconds, bests))))
+or return max(found => return (100 * (max(found
+zip(seconds, bests)) => zip(seconds, bests))))
+or max(found[one].total / found[best].total for => max((2 * (found[one].total / found[best].total)) for
+or max(found[one].total / found[best].total for => max((100 * (found[one].total / found[best].total)) for
+or getattr(first, kind) - getattr(second, kind) => (2 * (getattr(first, kind) - getattr(second, kind)))
+or getattr(first, kind) - getattr(second, kind) => (100 * (getattr(first, kind) - getattr(second, kind)))
+    The smallest or the largest of several is the same when all are multiplied.
+in Seconds._fields} => in [*(Seconds._fields)][1:]}
+or in Seconds._fields} => in [*(Seconds._fields)][:-1]}
+    The first and the last kind of time never explain the difference.
 """
 
 EXERCISE = exercise(globals(), points=3, right=(least_regret, by_lists), ranks=(1,), parts=PARTS)

@@ -1,0 +1,187 @@
+"""09.3: the step of a rank under 1F1B, as three loops over its own stage."""
+
+import torch
+from torch import nn
+
+from course.check.edits import exercise
+from course.check.exercise import DTYPE, random
+from course.check.listen import listen
+from lib import comm
+from lib.pipeline.schedules.one_f_one_b import one_f_one_b
+
+ROWS, D = 3, 5
+ORDER, LOSS, WAITED, ALL, SOME = "order of work", "the loss", "waited for", "every message", "not every message"
+
+
+def inputs(generator, n):
+    def batch(count):
+        return [(random(generator, ROWS, D), random(generator, ROWS, D)) for _ in range(count)]
+
+    # The second has fewer microbatches than ranks.
+    batches = [batch(n + 2), batch(n - 1)]
+    return [{"weight": random(generator, D, D), "batches": batches} for _ in range(n)]
+
+
+class Stage(nn.Module):
+    """tanh(x Wᵀ)."""
+
+    def __init__(self, weight):
+        super().__init__()
+        self.weight = nn.Parameter(weight.clone())
+
+    def forward(self, x):
+        return torch.tanh(x @ self.weight.T)
+
+
+def named(batch, what):
+    return f"{len(batch)} microbatches: {what}"
+
+
+def body(answer, group, given):
+    found = {}
+    for batch in given["batches"]:
+        stage, heard, order = Stage(given["weight"]), listen(), []
+        stage.register_forward_hook(lambda *_, order=order: order.append("F"))
+        stage.weight.register_hook(lambda _, order=order: order.append("B"))
+        xs, targets = ([x.clone() for x in one] for one in zip(*batch, strict=True))
+        loss = answer(stage, xs, targets, group)
+        gradient = torch.zeros_like(stage.weight) if stage.weight.grad is None else stage.weight.grad
+        facts = {
+            "gradient of the weight": gradient,
+            LOSS: "None" if loss is None else loss,
+            ORDER: " ".join(order),
+            WAITED: SOME if heard.unfinished else ALL,
+        }
+        found |= {named(batch, what): fact for what, fact in facts.items()}
+    return found
+
+
+def reference(given):
+    stages, found = [Stage(g["weight"]) for g in given], [{} for _ in given]
+    for batch in given[0]["batches"]:
+        x, targets = (torch.cat(one) for one in zip(*batch, strict=True))
+        loss = nn.functional.mse_loss(nn.Sequential(*stages)(x), targets)
+        gradients = torch.autograd.grad(loss, [stage.weight for stage in stages])
+        rows = one_f_one_b(len(given), len(batch)).actions
+        for rank, (facts, gradient, row) in enumerate(zip(found, gradients, rows, strict=True)):
+            right = {
+                "gradient of the weight": gradient,
+                LOSS: loss.item() if rank == len(given) - 1 else "None",
+                ORDER: " ".join(action.op.value for action in row),
+                WAITED: ALL,
+            }
+            facts |= {named(batch, what): fact for what, fact in right.items()}
+    return found
+
+
+def one_f_one_b_step(stage, inputs, targets, group):
+    rank, last, m = group.rank, group.size - 1, len(inputs)
+    warmup, kept, sends, total = min(last - rank, m), [], [], 0.0
+
+    def forward(k):
+        nonlocal total
+        x = inputs[k] if rank == 0 else comm.recv(torch.empty_like(inputs[k]), group, rank - 1).wait()
+        x.requires_grad_()  # a leaf: here this rank's graph begins
+        y = stage(x)
+        if rank < last:
+            sends.append(comm.send(y.detach(), group, rank + 1))
+        else:
+            y = (y - targets[k]).square().mean() / m
+            total += y.item()
+        kept.append((x, y))
+
+    def backward():
+        x, y = kept.pop(0)
+        y.backward(comm.recv(torch.empty_like(y), group, rank + 1).wait() if rank < last else None)
+        if rank > 0:
+            sends.append(comm.send(x.grad, group, rank - 1))
+
+    for k in range(warmup):
+        forward(k)
+    for k in range(warmup, m):
+        forward(k)
+        backward()
+    for _ in range(warmup):
+        backward()
+    for send in sends:
+        send.wait()
+    return total if rank == last else None
+
+
+def by_its_list(stage, inputs, targets, group):
+    """Follows the list of the library, with messages in one call where two ranks have both."""
+    rank, last, m = group.rank, group.size - 1, len(inputs)
+    kept, sends, loss = {}, [], torch.zeros((), dtype=DTYPE)
+    for _, op, k in one_f_one_b(group.size, m).actions[rank]:
+        if op.value == "F":
+            x = inputs[k].clone()
+            if rank > 0:
+                x = comm.exchange({}, {rank - 1: x}, group).wait()[rank - 1]
+            y = stage(x.requires_grad_())
+            kept[k] = x, y
+            if rank < last:
+                sends.append(comm.exchange({rank + 1: y.detach()}, {}, group))
+            continue
+        x, y = kept.pop(k)
+        if rank < last:
+            y.backward(comm.exchange({}, {rank + 1: y.detach()}, group).wait()[rank + 1])
+        else:
+            term = nn.functional.mse_loss(y, targets[k]) / m
+            term.backward()
+            loss += term.detach()
+        if rank > 0:
+            sends.append(comm.exchange({rank - 1: x.grad}, {}, group))
+    for send in sends:
+        send.wait()
+    return loss if rank == last else None
+
+
+MISTAKES = """
+in order of work:
+min(last - rank, m), [] => m, []
+    The order is that of GPipe: all forwards, then all backwards, so every rank keeps all m microbatches.
+        Only the warmup runs ahead. From then on run a backward after each forward.
+min(last - rank, m), [] => min(last - rank + 1, m), []
+    Your warmup is one forward too long, so a rank keeps one microbatch more than 1F1B needs.
+        The first forward of the steady state comes on top of the warmup: rank r begins with p - 1 - r.
+min(last - rank, m), [] => min(last, m), []
+    Your warmup is as long on every rank as on the first, so every rank keeps p microbatches.
+        The nearer a rank is to the loss, the sooner its first gradient comes: rank r begins with p - 1 - r.
+min(last - rank, m), [] => min(max(last - rank - 1, 0), m), []
+    Your warmup is one forward too short: the rank waits for its first gradient, and has nothing to do meanwhile.
+        Until the first gradient is back, p - 1 - r stages are below this rank: it can run a forward for each.
+in all:
+/ m => / 1
+    The gradients and the loss are m times too large.
+        The loss is the mean over the batch: each microbatch has 1/m of it.
+in gradient:
+kept.pop(0) => kept.pop()
+    Backward runs through the newest microbatch first, and the gradient that arrives is of the oldest.
+        Messages between two ranks arrive in the order in which they were sent: take the microbatches in this order.
+comm.send(x.grad, => comm.send(torch.ones_like(x),
+    Stages before the last get a gradient of ones.
+        Send the gradient of the tensor that came in, which backward fills.
+in loss:
+total += y.item() => total = y.item()
+    The gradients are right, and the loss covers only the last microbatch.
+        Add up the losses of all.
+return total if rank == last else None => return total
+    Every rank returns a loss.
+        Only the last rank has one: return None on the others.
+in waited for:
+send.wait() => pass
+    Not every send is waited for: a message may still be in flight when the step ends.
+        Keep the handle that send returns, and wait for all of them at the end.
+in all:
+hangs
+sends.append(comm.send(y.detach(), group, rank + 1)) => comm.send(y.detach(), group, rank + 1).wait()
+sends.append(comm.send(x.grad, group, rank - 1)) => comm.send(x.grad, group, rank - 1).wait()
+    In the steady state two neighbours send at the same time, one an activation and one a gradient, and both wait.
+        Start the send, go on, and wait for its handle at the end of the step.
+hangs
+for _ in range(warmup): => for _ in range(0):
+    The cooldown is missing: the gradients of the last microbatches are never received, and their senders wait.
+        After the last forward a rank still has as many backwards to run as its warmup had forwards.
+"""
+
+EXERCISE = exercise(globals(), points=3, right=(one_f_one_b_step, by_its_list))
