@@ -174,11 +174,13 @@ def help_search(app, pagename, templatename, context, doctree):
 
 
 def walk_chapters(app, pagename, templatename, context, doctree):
-    """Previous and next lead from chapter to chapter; exercises and solutions hang beside theirs."""
+    """Previous and next lead from chapter to chapter; exercises, solutions and what goes deeper hang beside theirs."""
     start = app.config.root_doc
-    chapters = [start, *(page for page in app.env.toctree_includes[start] if page.startswith("chapters/"))]
-    mine = "chapters/" + pagename.removeprefix("exercises/").removeprefix("solutions/").removeprefix("chapters/")
-    if mine not in chapters:
+    listed = app.env.toctree_includes.get(start, ())  # a page that is built alone has none
+    chapters = [start, *(page for page in listed if page.startswith("chapters/"))]
+    name = pagename.removeprefix("exercises/").removeprefix("solutions/").removeprefix("chapters/")
+    mine = next((page for page in chapters if page.startswith(f"chapters/{name[:2]}")), None)
+    if mine is None:
         return
     at = chapters.index(mine)
     before = at - 1 if mine == pagename else at

@@ -137,6 +137,7 @@ def test_an_answer_folds_to_the_next_heading_or_question():
         ("chapters/00_start", None, "chapters/01_memory"),
         ("chapters/01_memory", "chapters/00_start", "chapters/02_collectives"),
         ("exercises/01_memory", "chapters/01_memory", "chapters/02_collectives"),
+        ("chapters/01b_deeper", "chapters/01_memory", "chapters/02_collectives"),
         ("solutions/02_collectives", "chapters/02_collectives", None),
         ("book/claims", "theme", "theme"),
     ],
@@ -150,6 +151,8 @@ def test_previous_and_next_walk_through_chapters(page, before, after):
             toctree_includes = {"chapters/00_start": ["chapters/01_memory", "chapters/02_collectives", "book/claims"]}
             titles = dict.fromkeys([*toctree_includes["chapters/00_start"], "chapters/00_start"], nodes.Text("T"))
 
+    alone = type("", (App,), {"env": type("", (), {"toctree_includes": {}, "titles": {}})})
+    pages.walk_chapters(alone, "exercises/03_x", "page.html", {}, None)  # a page that is built alone
     context = {"prev": {"link": "theme"}, "next": {"link": "theme"}}
     pages.walk_chapters(App, page, "page.html", context, None)
     links = [context[name] and context[name]["link"] for name in ("prev", "next")]
