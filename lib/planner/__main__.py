@@ -198,7 +198,7 @@ def _device(args: argparse.Namespace) -> tuple[str, Device]:
 
 
 def _model(args: argparse.Namespace) -> ModelShape:
-    """A preset, perhaps with other sizes, or a model of its own sizes."""
+    """A preset, perhaps with changed sizes, or a model of given sizes."""
     given = _given(args, [field.name for field in fields(ModelShape)])
     if args.model and args.config:
         raise ValueError("--model and --config both name a model: give one of them")

@@ -48,7 +48,8 @@ def train_uneven(model, batches, group):
         if here:
             x, y = batches[k]
             mse_loss(model(x), y).backward()
-        num_ranks = comm.all_reduce(torch.tensor(float(here)), group)  # that have a batch
+        # of the ranks that have a batch
+        num_ranks = comm.all_reduce(torch.tensor(float(here)), group)
         for p in model.parameters():
             mine = p.grad if here else torch.zeros_like(p)
             p.grad = comm.all_reduce(mine, group) / num_ranks

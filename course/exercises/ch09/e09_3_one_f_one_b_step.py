@@ -80,7 +80,9 @@ def one_f_one_b_step(stage, inputs, targets, group):
 
     def forward(k):
         nonlocal total
-        x = inputs[k] if rank == 0 else comm.recv(torch.empty_like(inputs[k]), group, rank - 1).wait()
+        x = inputs[k]
+        if rank > 0:
+            x = comm.recv(torch.empty_like(x), group, rank - 1).wait()
         x.requires_grad_()  # a leaf: here this rank's graph begins
         y = stage(x)
         if rank < last:
@@ -92,7 +94,10 @@ def one_f_one_b_step(stage, inputs, targets, group):
 
     def backward():
         x, y = kept.pop(0)
-        y.backward(comm.recv(torch.empty_like(y), group, rank + 1).wait() if rank < last else None)
+        gradient = None  # the last rank begins with its loss
+        if rank < last:
+            gradient = comm.recv(torch.empty_like(y), group, rank + 1).wait()
+        y.backward(gradient)
         if rank > 0:
             sends.append(comm.send(x.grad, group, rank - 1))
 
