@@ -8,7 +8,7 @@ microbatches in flight and messages; gradients in buckets are counted beside the
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 from lib.cost.live import Backward, Buffer, LiveGPT
 from lib.cost.sizes import Weight
@@ -19,7 +19,7 @@ from lib.planner.plan import Bucketful, Plan
 
 def parameter_bytes(plan: Plan, place: int) -> int:
     """Ψ/(t·p) elements, with the padding of buckets that ranks shard."""
-    return sum(bucket.size(plan.layout.zero > 0) for bucket in plan.buckets(place)) * plan.itemsize
+    return sum(bucket.size for bucket in plan.buckets(place)) * plan.itemsize
 
 
 def optimizer_bytes(plan: Plan, place: int, dp_rank: int, tp_rank: int) -> int:
@@ -36,21 +36,11 @@ def optimizer_bytes(plan: Plan, place: int, dp_rank: int, tp_rank: int) -> int:
 def _owned(plan: Plan, place: int, dp_rank: int, tp_rank: int) -> Iterator[tuple[int, list[int]]]:
     """For each bucket the elements of this rank: in all, with the padding of a shard, and of each parameter."""
     for bucket in plan.buckets(place):
-        share, pieces = bucket.size(False), [weight.size for weight in bucket.weights]
-        if plan.layout.zero:
-            share = bucket.size(True) // bucket.ranks
-            pieces = _overlaps(pieces, share, plan.place_in(bucket, place, dp_rank, tp_rank))
-        yield share, pieces
-
-
-def _overlaps(sizes: list[int], share: int, rank: int) -> list[int]:
-    """Elements of each of the concatenated tensors in the shard of a rank, without tensors outside the shard."""
-    found, start, low, high = [], 0, share * rank, share * (rank + 1)
-    for size in sizes:
-        mine = min(start + size, high) - max(start, low)
-        found += [mine] if mine > 0 else []
-        start += size
-    return found
+        share = bucket.size // bucket.shards
+        first = share * (plan.place_in(bucket, place, dp_rank, tp_rank) % bucket.shards)
+        ends = accumulate((weight.size for weight in bucket.weights), initial=0)
+        pieces = [min(end, first + share) - max(start, first) for start, end in pairwise(ends)]
+        yield share, [elements for elements in pieces if elements > 0]
 
 
 def step_memory(plan: Plan, place: int = 0, dp_rank: int = 0, tp_rank: int = 0) -> dict[str, int]:
@@ -61,24 +51,20 @@ def step_memory(plan: Plan, place: int = 0, dp_rank: int = 0, tp_rank: int = 0) 
     """
     state = {"parameter": parameter_bytes(plan, place), "optimizer": optimizer_bytes(plan, place, dp_rank, tp_rank)}
     walk = _Walk(plan, place)
-    walk.run()
-    walk.optimizer_step(_owned(plan, place, dp_rank, tp_rank))
+    walk.run(_owned(plan, place, dp_rank, tp_rank))
     total = walk.total + sum(state.values())
     return state | {"gradient": walk.gradient, "activation": walk.activation, "total": total}
 
 
 def not_counted(plan: Plan) -> list[str]:
     """Bytes of this run that `step_memory` omits: then activations, and with zero=3 all kinds, are not exact."""
-    layout, left_out = plan.layout, []
-    if layout.zero == 3:
-        left_out.append("zero=3 shards parameters and gradients; the counts here are unsharded")
-    if layout.recompute != "none":
-        left_out.append(f"recompute={layout.recompute} keeps less")
-    if plan.model.dropout:
-        left_out.append("dropout keeps masks, and scores of attention")
-    if plan.itemsize < 4:
-        left_out.append("in 16 bit some operations make wider copies")
-    return left_out
+    left_out = {
+        "zero=3 shards parameters and gradients; the counts here are unsharded": plan.layout.zero == 3,
+        f"recompute={plan.layout.recompute} keeps less": plan.layout.recompute != "none",
+        "dropout keeps masks, and scores of attention": plan.model.dropout,
+        "in 16 bit some operations make wider copies": plan.itemsize < 4,
+    }
+    return [words for words, holds in left_out.items() if holds]
 
 
 class _Walk:
@@ -86,7 +72,7 @@ class _Walk:
 
     def __init__(self, plan: Plan, place: int) -> None:
         layout = plan.layout
-        self.plan, self.place, self.row = plan, place, plan.schedule.actions[place]
+        self.plan, self.row = plan, plan.schedule.actions[place]
         self.sums = _Sums(plan, place)
         self.activation = self.gradient = self.total = 0
         tied = layout.num_stages == 1 and plan.shape.tied
@@ -104,7 +90,7 @@ class _Walk:
         self.kept: Buffer | None = None  # by the optimizer
         self.proved = proves(plan.schedule, place)
 
-    def run(self) -> None:
+    def run(self, owned: Iterable[tuple[int, list[int]]]) -> None:
         back = [a for a in self.row if a.op in (Op.B, Op.W, Op.REDUCE)]
         closing = {a for a, b in pairwise(back) if b.op == Op.REDUCE}
         for action in self.row:
@@ -119,6 +105,8 @@ class _Walk:
                 if action in closing:
                     self.sums.close(stage)
                 self.compute(action)
+        self.sums.finish()
+        self.optimizer_step(owned)
 
     def see(self) -> None:
         """Record a time in an action, at which no gradient is on its way to a bucket."""
@@ -160,7 +148,6 @@ class _Walk:
 
         With master weights, a call of Adam steps one bucket, with a copy of its gradients in their precision.
         """
-        self.sums.finish()
         master = self.plan.master_itemsize
         for share, pieces in owned:
             copied = share * (master or 0)
@@ -201,7 +188,7 @@ class _Sums:
         return sum(size for _, size in self.arriving.values())
 
     def _bytes(self, bucket: Bucketful) -> int:
-        return bucket.size(self.zero > 0) * self.itemsize
+        return bucket.size * self.itemsize
 
     def close(self, stage: int) -> None:
         """The next backward of this stage is its last before a REDUCE."""

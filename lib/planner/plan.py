@@ -108,7 +108,7 @@ class Plan:
             for weight in used:
                 block = weight.name.split(".")[1] if weight.name.startswith("blocks.") else "root"
                 units.setdefault(block, []).append(weight)
-            return [Bucketful(tuple(unit), ("dp",), layout.dp) for unit in units.values()]
+            return [Bucketful(tuple(unit), ("dp",), layout.dp, layout.dp) for unit in units.values()]
         lines: dict[tuple, list[Weight]] = {}
         for weight, stages in reversed(used.items()):
             lines.setdefault((*self._sum_over(weight), stages), []).append(weight)
@@ -116,7 +116,7 @@ class Plan:
         for (axes, size, stages), line in lines.items():
             of_each = [weight.size * (self.master_itemsize or self.itemsize) for weight in line]
             for share in bucket_shares(of_each, self.bucket_bytes):
-                found.append(Bucketful(tuple(line[i] for i in share), axes, size, stages))
+                found.append(Bucketful(tuple(line[i] for i in share), axes, size, size if layout.zero else 1, stages))
         return found
 
     def _sum_over(self, weight: Weight) -> tuple[tuple[str, ...], int]:
@@ -159,12 +159,14 @@ class Bucketful:
     Args:
         weights: the weights of these gradients.
         axes, ranks: along which axes and over how many ranks they are summed.
+        shards: of the sums; without ZeRO 1.
         stages: the stages of this rank that use the weights.
     """
 
     weights: tuple[Weight, ...]
     axes: tuple[str, ...]
     ranks: int
+    shards: int
     stages: tuple[int, ...] = field(default=(0,))
 
     @property
@@ -177,10 +179,10 @@ class Bucketful:
         """Whether stages of other ranks also use the weights."""
         return "pp" in self.axes
 
-    def size(self, sharded: bool) -> int:
-        """Elements; if sharded, padded with zeros to a multiple of the ranks."""
-        size = sum(weight.size for weight in self.weights)
-        return -(-size // self.ranks) * self.ranks if sharded else size
+    @cached_property
+    def size(self) -> int:
+        """Elements, padded with zeros to a multiple of the shards."""
+        return -(-sum(weight.size for weight in self.weights) // self.shards) * self.shards
 
 
 def step_bubble(plan: Plan) -> tuple[float, float]:

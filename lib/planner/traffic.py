@@ -77,7 +77,7 @@ def gradient_sends(plan: Plan, place: int) -> Sends:
     """
     zero = plan.layout.zero
     for bucket in plan.buckets(place):
-        group = plan.axis(*bucket.axes), bucket.ranks, bucket.size(zero > 0) * plan.itemsize
+        group = plan.axis(*bucket.axes), bucket.ranks, bucket.size * plan.itemsize
         if zero == 0:
             yield "all_reduce", *group, 1
         else:
