@@ -58,15 +58,12 @@ def fits(training: Training, layout: Layout4D) -> bool:
 
 def bytes_of_rank(training: Training, layout: Layout4D, rank: int) -> Bytes:
     """By kind, on a rank at this place in the pipeline."""
-    tp, cp, pp, dp, rows, v, zero, slices, recompute, schedule, _, every, chunks = layout
-    model, stack, is_v = training.model, training.stack, schedule == "zb-v"
-    has_embedding, has_head = rank == 0, rank == (0 if is_v else pp - 1)
-    blocks = stage_layers(model.num_layers, pp, v, schedule)[has_embedding or has_head]
+    tp, cp, _, _, rows, _, zero, slices, recompute, _, _, every, chunks = layout
+    model, stack = training.model, training.stack
+    has_embedding, has_head, blocks, in_flight = share_of_rank(training, layout, rank)
     ends = has_embedding + (has_head and not (has_embedding and model.tied))
     held = (blocks * training.block_parameters + ends * training.end_parameters) / tp
     state = state_bytes(held, stack.recipe, zero=zero, dp=layout.shards)
-    m = max(1, int(layout.microbatches(training.global_batch)))
-    in_flight = min(m, pp) if is_v else kept_by(rank, pp, m, v)
     of_block = training, tp, cp, rows, slices
     kept = in_flight * blocks * block_kept_bytes(*of_block, recompute, every)
     # What a block recomputes, while its backward runs; beside the input from which it is all recomputed.
@@ -75,6 +72,15 @@ def bytes_of_rank(training: Training, layout: Layout4D, rank: int) -> Bytes:
     logits = stack.logits_bytes * rows * model.context / cp * model.vocab_size / tp / chunks if has_head else 0.0
     gathered = 2 * (stack.recipe.weight_bytes + 2) * training.block_parameters / tp if zero == 3 else 0.0
     return Bytes(*state.values(), stack.spare_activations * kept, logits, gathered)
+
+
+def share_of_rank(training: Training, layout: Layout4D, rank: int) -> tuple[bool, bool, float, float]:
+    """Whether a rank has the embedding, and the head; its blocks; and the microbatches in flight at its peak."""
+    pp, v, is_v = layout.pp, layout.stages_per_rank, layout.schedule == "zb-v"
+    embeds, heads = rank == 0, rank == (0 if is_v else pp - 1)
+    blocks = stage_layers(training.model.num_layers, pp, v, layout.schedule)[embeds or heads]
+    m = max(1, int(layout.microbatches(training.global_batch)))
+    return embeds, heads, blocks, min(m, pp) if is_v else kept_by(rank, pp, m, v)
 
 
 class Planned(NamedTuple):

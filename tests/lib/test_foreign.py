@@ -8,8 +8,7 @@ import pytest
 
 from lib.cost.sizes import ModelShape
 from lib.planner.__main__ import main
-from lib.planner.configs import FOREIGN, read_config, shape_of
-from lib.planner.explain import FRAMEWORKS, read_foreign
+from lib.planner.configs import FOREIGN, FRAMEWORKS, read_config, read_foreign, shape_of
 from lib.planner.training import Layout4D, Stack
 
 KEYS = "hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads vocab_size".split()
