@@ -219,20 +219,20 @@ class _Sums:
             self.held += self._bytes(bucket) if self.zero >= 2 else 0
 
     def _fill(self, bucket: Bucketful, name: str) -> None:
+        """A gradient moves to its bucket. A full bucket is summed.
+
+        A sum starts when the previous sum ends: zero=1 receives as many bytes, zero=2 also frees the sent bytes.
+        """
         self.missing[bucket].discard(name)
         self.held -= self.own.pop(name, 0)
         if not self.missing[bucket]:
-            self._send(bucket)
-
-    def _send(self, bucket: Bucketful) -> None:
-        """A sum starts when the previous sum ends: zero=1 receives as many bytes, zero=2 also frees the sent bytes."""
-        whole, n = self._bytes(bucket), bucket.ranks
-        received = whole if n > 1 else 0
-        self._arrive(bucket.line)
-        if self.zero:
-            self.arriving[bucket.line] = bucket, received + (whole + whole // n if self.zero >= 2 else 0)
-        self.held -= whole if self.zero >= 2 else 0
-        self.missing.pop(bucket, None)
+            del self.missing[bucket]
+            self._arrive(bucket.line)
+            whole, n = self._bytes(bucket), bucket.ranks
+            if self.zero:
+                sharded = whole + whole // n if self.zero >= 2 else 0
+                self.arriving[bucket.line] = bucket, (whole if n > 1 else 0) + sharded
+            self.held -= whole if self.zero >= 2 else 0
 
     def _arrive(self, line: tuple) -> None:
         """The sum in flight ends; with zero=2 as the shard of this rank, to which later sums are added."""

@@ -118,10 +118,7 @@ class Choices:
     hybrid: bool = False
 
 
-ALL_OPEN = Choices(recompute=PLANNED_RECOMPUTE, every=(1, 2), loss_chunks=(1, 8), context_parallel=True)
-ALL_OPEN = replace(ALL_OPEN, zero_bubble=True, hybrid=True)
-
-
+ALL_OPEN = Choices((0, 1, 3), PLANNED_RECOMPUTE, (1, 2), (1, 8), context_parallel=True, zero_bubble=True, hybrid=True)
 MORE = {"context parallelism": {"context_parallel": True}, "a loss in pieces": {"loss_chunks": (1, 8)}}
 
 
@@ -254,16 +251,15 @@ def why_slower(one: Planned, other: Planned) -> str:
 
 def layout_text(layout: Layout4D) -> str:
     """A layout in a line: `tp 8 · pp 4 · dp 2, b 1, v 2, ZeRO-1, sp`."""
-    sizes = zip(("tp", "cp", "pp", "dp"), layout[:4], strict=True)
-    axes = [f"{axis} {n}" for axis, n in sizes if n > 1 or axis != "cp"]
+    tp, cp, pp, dp, rows, v, zero, slices, recompute, schedule, copies, every, chunks = layout
     options = {
-        f"v {layout.stages_per_rank}": layout.stages_per_rank > 1,
-        f"ZeRO-{layout.zero}": layout.zero > 0,
-        "sp": layout.sequence_parallel,
-        f"{layout.replicas} copies": layout.replicas > 1,
-        f"recompute {layout.recompute}" + (f", 1 in {layout.every}" if layout.every > 1 else ""): layout.recompute
-        != "none",
-        f"loss in {layout.loss_chunks}": layout.loss_chunks > 1,
-        layout.schedule: layout.schedule != "1f1b",
+        f"tp {tp}" + f" · cp {cp}" * (cp > 1) + f" · pp {pp} · dp {dp}, b {rows}": True,
+        f"v {v}": v > 1,
+        f"ZeRO-{zero}": zero > 0,
+        "sp": slices,
+        f"{copies} copies": copies > 1,
+        f"recompute {recompute}" + f", 1 in {every}" * (every > 1): recompute != "none",
+        f"loss in {chunks}": chunks > 1,
+        schedule: schedule != "1f1b",
     }
-    return ", ".join([" · ".join(axes), f"b {layout.rows}", *(name for name, on in options.items() if on)])
+    return ", ".join(words for words, holds in options.items() if holds)

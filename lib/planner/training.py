@@ -145,13 +145,16 @@ class Training:
             recompute, every: also count recomputation, of one block in so many: HFU.
             causal: count half of the attention matrix.
         """
+
+        def flops(times: int) -> float:
+            model = replace(self.model, context=times * self.model.context)
+            plain, again = (train_flops(model, self.global_batch, how) for how in ("none", recompute))
+            return plain + (again - plain) / every
+
+        counted = flops(1)
         if causal:  # FLOPs are rows·s·(A + B·s), so a sequence of twice the length says which are of attention
-            twice = replace(self, model=replace(self.model, context=2 * self.model.context))
-            full = self.utilisation(step_s, recompute, every)
-            return full - (twice.utilisation(step_s, recompute, every) - 2 * full) / 4
-        flops, again = (train_flops(self.model, self.global_batch, how) for how in ("none", recompute))
-        flops += (again - flops) / every
-        return flops / step_s / self.cluster.gpus / self.cluster.device.peak_flops
+            counted -= (flops(2) - 2 * counted) / 4
+        return counted / step_s / self.cluster.gpus / self.cluster.device.peak_flops
 
 
 class Layout4D(NamedTuple):
