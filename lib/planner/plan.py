@@ -146,7 +146,7 @@ class Plan:
 
     @cached_property
     def timeline(self) -> Timeline:
-        """The simulated step; times are multiplications of a stage per token, a backward takes two forwards."""
+        """The simulated step: a stage takes its multiplications, a backward two forwards, a message no time."""
         costs = layer_costs(self.model)
         forward = [sum(costs[layer] for layer in stage) for stage in self.layers]
         return simulate(self.layout.make_schedule(), Costs(F=forward, I=forward, W=forward))
@@ -186,9 +186,5 @@ class Bucketful:
 
 
 def step_bubble(plan: Plan) -> tuple[float, float]:
-    """The idle fraction of the time of all ranks: of these stages, and if all stages were equal.
-
-    From `simulate`: the time of a stage is proportional to its multiplications, backward takes twice its forward, and
-    messages take none.
-    """
+    """The idle fraction of the time of all ranks, from `simulate`: of these stages, and if all stages were equal."""
     return plan.timeline.bubble, simulate(plan.layout.make_schedule()).bubble

@@ -10,7 +10,7 @@ microbatches in flight at the peak (`lib.cost.bubble.kept_by`); and logits.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import islice, product
 from typing import NamedTuple
@@ -119,7 +119,6 @@ class Choices:
 
 
 ALL_OPEN = Choices((0, 1, 3), PLANNED_RECOMPUTE, (1, 2), (1, 8), context_parallel=True, zero_bubble=True, hybrid=True)
-MORE = {"context parallelism": {"context_parallel": True}, "a loss in pieces": {"loss_chunks": (1, 8)}}
 
 
 def possible_tp(training: Training) -> list[int]:
@@ -195,7 +194,7 @@ def best_layouts(training: Training, choices: Choices | None = None, best: int =
 
 def _nothing(training: Training, choices: Choices, held: dict[Layout4D, Bytes]) -> str:
     """Why there is no layout, and ways out, each of them tried."""
-    model, gpus, batch, ways, dps = training.model, training.cluster.gpus, training.global_batch, [], []
+    model, gpus, batch, dps = training.model, training.cluster.gpus, training.global_batch, []
     if held:
         layout = min(held, key=lambda layout: held[layout].total)
         size, more = held[layout].total / 1e9, (held[layout].total - training.room_bytes) / 1e9
@@ -206,39 +205,37 @@ def _nothing(training: Training, choices: Choices, held: dict[Layout4D, Bytes]) 
         why = f"the batch is the reason: {shared}, and a batch of {batch:,} divides by none of them"
     else:
         why = f"no layout cuts {model.num_layers} layers and {model.num_heads} heads evenly over {gpus:,} GPUs"
+    ways, more = [], {"context parallelism": {"context_parallel": True}, "a loss in pieces": {"loss_chunks": (1, 8)}}
     if held or not dps:
-        ways = [f"{n:,} GPUs" for n in fewest_gpus(training, choices)]
-        more = {name: replace(choices, **more) for name, more in MORE.items()}
-        ways += [name for name, one in more.items() if one != choices and _fits_some(training, one)]
+        larger = [replace(training, cluster=replace(training.cluster, gpus=n)) for n in _numbers_of_gpus(training)]
+        ways = [f"{one.cluster.gpus:,} GPUs" for one in _first_that_fits(larger, choices)]
+        wider = {name: replace(choices, **one) for name, one in more.items()}
+        ways += [name for name, one in wider.items() if one != choices and _first_that_fits([training], one)]
         if not ways:
-            widest = replace(choices, context_parallel=True, loss_chunks=(1, 8))
-            ways = [f"{n:,} GPUs, with {' and '.join(MORE)}" for n in fewest_gpus(training, widest)]
+            found = _first_that_fits(larger, replace(choices, context_parallel=True, loss_chunks=(1, 8)))
+            ways = [f"{one.cluster.gpus:,} GPUs, with {' and '.join(more)}" for one in found]
     if not ways:  # the batch that fits the most layouts, but not twice as large if there is a smaller one
         batches = sorted({-(-batch // n) * n for n in divisors(gpus)}, key=lambda n: n if n >= 2 * batch else -n)
-        tried = (n for n in batches if _fits_some(replace(training, global_batch=n), choices))
-        ways = [f"a batch of {n:,} sequences" for n in islice(tried, 1)]
+        found = _first_that_fits((replace(training, global_batch=n) for n in batches), choices)
+        ways = [f"a batch of {one.global_batch:,} sequences" for one in found]
     if not ways:
         shorter = (replace(training, model=replace(model, context=model.context >> k)) for k in range(1, 30))
-        tried = (one.model.context for one in shorter if _fits_some(one, choices))
-        ways = [f"sequences of {n:,} tokens" for n in islice(tried, 1)]
+        ways = [f"sequences of {one.model.context:,} tokens" for one in _first_that_fits(shorter, choices)]
     return f"{why}; use {' or '.join(ways) or 'a GPU with more memory'}"
 
 
-def _fits_some(training: Training, choices: Choices) -> bool:
-    return any(fits(training, layout) for layout in all_layouts(training, choices))
+def _first_that_fits(trainings: Iterable[Training], choices: Choices) -> list[Training]:
+    """The first that has a layout; empty if none has."""
+    able = (one for one in trainings if any(fits(one, layout) for layout in all_layouts(one, choices)))
+    return [*islice(able, 1)]
 
 
-def fewest_gpus(training: Training, choices: Choices) -> list[int]:
-    """The smallest number of GPUs, more than there are, on which a layout fits: a power of two, or up to 64 nodes.
-
-    Empty: none up to a million.
-    """
+def _numbers_of_gpus(training: Training) -> list[int]:
+    """More than there are, on which the model states fit: powers of two up to a million, and up to 64 nodes."""
     cluster, parameters = training.cluster, training.model.num_layers * training.block_parameters
     state = parameters * training.stack.recipe.bytes_per_parameter  # which is somewhere at least once
-    many = sorted({2**k for k in range(21)} | {cluster.per_node * k for k in range(1, 65)})
-    least = (n for n in many if n > cluster.gpus and n * training.room_bytes >= state)
-    trainings = (replace(training, cluster=replace(cluster, gpus=n)) for n in least)
-    return [*islice((one.cluster.gpus for one in trainings if _fits_some(one, choices)), 1)]
+    many = {2**k for k in range(21)} | {cluster.per_node * k for k in range(1, 65)}
+    return sorted(n for n in many if n > cluster.gpus and n * training.room_bytes >= state)
 
 
 def why_slower(one: Planned, other: Planned) -> str:

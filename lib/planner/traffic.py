@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from lib.cost.comm import Calls, block_calls, embed_calls, head_calls, wire_bytes
+from lib.cost.comm import block_calls, embed_calls, head_calls, wire_bytes
 from lib.pipeline.schedules.action import ALL, RECVS, SENDS, Op
 from lib.planner.plan import Bucketful, Plan
 
@@ -24,7 +24,7 @@ Sends = Iterator[tuple[str, str, int, float, int]]  # kind, axis, ranks of the g
 def step_traffic(plan: Plan, place: int) -> Traffic:
     """Everything that a rank at this place in the pipeline sends in a step."""
     total: Traffic = {}
-    for cause in (layer_sends, message_sends, gradient_sends, loss_sends, norm_sends):
+    for cause in (layer_sends, message_sends, gradient_sends, scalar_sends):
         for kind, axis, n, payload, calls in cause(plan, place):
             if n > 1 and calls:  # a group of one sends nothing
                 before = total.get((kind, axis), (0, 0.0))
@@ -37,25 +37,20 @@ def layer_sends(plan: Plan, place: int) -> Sends:
 
     Column layers gather their input again for a full backward, and keep it for a backward that is split into I and W.
     """
-    layout = plan.layout
+    layout, sizes = plan.layout, (plan.shape, plan.rows, plan.itemsize)
+    slices = {"sequence_parallel": layout.sequence_parallel}
     for stage in plan.stages(place):
         halves = sum(of == stage for of, _ in plan.schedule.in_halves)
         for regather, microbatches in ((False, halves), (True, layout.microbatches - halves)):
-            for (kind, payload), n in _stage_calls(plan, stage, regather).items():
+            calls = embed_calls(*sizes, **slices) if stage == 0 else Counter()
+            for layer in plan.layers[stage]:
+                if layer == plan.shape.num_layers:
+                    calls += head_calls(*sizes, **slices, regather=regather)
+                else:
+                    how = {"regather": regather, "recompute": layout.recompute}
+                    calls += block_calls(*sizes, layout.tp, **slices, **how)
+            for (kind, payload), n in calls.items():
                 yield kind, "tp", layout.tp, payload, microbatches * n
-
-
-def _stage_calls(plan: Plan, stage: int, regather: bool) -> Calls:
-    """Calls of a microbatch, forward and backward."""
-    sizes, how = (plan.shape, plan.rows, plan.itemsize), {"sequence_parallel": plan.layout.sequence_parallel}
-    calls = embed_calls(*sizes, **how) if stage == 0 else Counter()
-    how |= {"regather": regather}
-    for layer in plan.layers[stage]:
-        if layer == plan.shape.num_layers:
-            calls += head_calls(*sizes, **how)
-        else:
-            calls += block_calls(*sizes, plan.layout.tp, **how, recompute=plan.layout.recompute)
-    return calls
 
 
 def message_sends(plan: Plan, place: int) -> Sends:
@@ -102,16 +97,14 @@ def num_sums(plan: Plan, place: int, bucket: Bucketful) -> int:
     return sums + bool(through)
 
 
-def loss_sends(plan: Plan, place: int) -> Sends:
-    """The rank with the losses broadcasts m of them over the pipeline, and replicas all-reduce one; all are float64."""
+def scalar_sends(plan: Plan, place: int) -> Sends:
+    """In float64: m losses over the pipeline, one over replicas; and for clipping the norm of a replica's gradients.
+
+    If replicas shard gradients, the norm is over all ranks.
+    """
     layout = plan.layout
     yield "broadcast", "pp", layout.pp, 8 * layout.microbatches, 1
     yield "all_reduce", "dp", layout.dp, 8, 1
-
-
-def norm_sends(plan: Plan, place: int) -> Sends:
-    """For clipping: one float64, over the ranks of one replica; over all ranks if replicas shard gradients."""
-    layout = plan.layout
     over = ("world", layout.num_ranks) if layout.zero else (plan.axis("pp", "tp"), layout.pp * layout.tp)
     yield "all_reduce", *over, 8, 1
 
