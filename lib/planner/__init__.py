@@ -12,10 +12,9 @@ published runs (`lib.planner.rows`), with plans, and with a run on this machine.
 """
 
 from lib.planner.peak import step_memory
-from lib.planner.plan import Plan, step_bubble
+from lib.planner.plan import Plan, step_bubble, step_traffic
 from lib.planner.search import Choices, Planned, best_layouts, fits, memory_bytes
 from lib.planner.seconds import step_s
-from lib.planner.traffic import step_traffic
 from lib.planner.training import Cluster, Layout4D, Stack, Training
 
 __all__ = ["Plan", "step_bubble", "step_memory", "step_traffic"]

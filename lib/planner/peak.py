@@ -181,7 +181,9 @@ class _Sums:
         self.sharded: set[Bucketful] = set()  # buckets with an earlier sum
         self.arriving: dict[tuple, tuple[Bucketful, int]] = {}  # by line: the bucket in flight, and its bytes
         # By line, that is by ranks and stages: stages whose last backward began, and stages whose last backward ended.
-        self.closed, self.through = ({bucket.line: set() for bucket in self.buckets} for _ in range(2))
+        # Where other ranks also use the weights, zero=2 sums at the end.
+        lines = [bucket.line for bucket in self.buckets if self.zero < 2 or not bucket.crosses]
+        self.closed, self.through = ({line: set() for line in lines} for _ in range(2))
 
     @property
     def flying(self) -> int:
@@ -200,16 +202,14 @@ class _Sums:
         bucket, size = self.of[weight.name], weight.size * self.itemsize
         new = size * (weight.name not in (self.known if self.zero < 2 else self.own))
         self.known.add(weight.name)
-        closes = set(bucket.stages) <= self.closed[bucket.line]
-        if self.zero >= 2 and (not closes or bucket.crosses):
-            self.held += new
-            self.own[weight.name] = size
-            return self.held
-        if not closes:
-            return self.held + new
-        self._open(bucket)
+        closes = set(bucket.stages) <= self.closed.get(bucket.line, set())
+        if closes:
+            self._open(bucket)
         most = self.held + new
-        self._fill(bucket, weight.name)
+        if closes:
+            self._fill(bucket, weight.name)
+        elif self.zero >= 2:
+            self.held, self.own[weight.name] = most, size
         return most
 
     def _open(self, bucket: Bucketful) -> None:
@@ -245,9 +245,8 @@ class _Sums:
         """Start the sums of the remaining gradients of the stage."""
         for line, through in self.through.items():
             through |= {stage} & set(line[1])
-            of_line = [bucket for bucket in self.buckets if bucket.line == line]
-            if through == set(line[1]) and not (self.zero >= 2 and of_line[0].crosses):
-                for bucket in of_line:
+            if through == set(line[1]):
+                for bucket in (bucket for bucket in self.buckets if bucket.line == line):
                     self._send_rest(bucket)
                 through.clear()
                 self.closed[line].clear()

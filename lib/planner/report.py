@@ -20,10 +20,9 @@ from lib.layout import Layout
 from lib.pipeline.gantt import gantt
 from lib.pipeline.schedules.action import Op
 from lib.planner.peak import not_counted, step_memory
-from lib.planner.plan import Plan, step_bubble
+from lib.planner.plan import Plan, bytes_out_of_a_node, step_bubble, step_traffic
 from lib.planner.search import Planned, bytes_of_rank, layout_text, share_of_rank, why_slower
 from lib.planner.seconds import OPTIMIZER_BYTES, step_s
-from lib.planner.traffic import bytes_out_of_a_node, step_traffic
 from lib.planner.training import SHARES, Cluster, Layout4D, Stack, Training
 
 WIDTH, MOST_GANTT_ROWS = 100, 8
@@ -35,27 +34,19 @@ KINDS = {"parameters": "parameter", "gradients": "gradient", "optimizer": "optim
 class Report:
     """What is known of a run before it starts; `dataclasses.asdict` makes plain data of it.
 
-    Args:
-        axes: the layout in words, a line for each axis.
-        places: in the pipeline: `ranks` and `layers` in words; `parameters`, and microbatches `in_flight`, of a rank;
-            kind → bytes `held`, each at its own peak, and at that of their `total`.
-        sends: of a rank in a step: `what`; `calls`, where counted, and `bytes`, of the place that sends least and of
-            the place that sends most; `where`.
-        waits: the bubble in words, and its picture.
-        notes: whether the bytes fit, or what they leave out.
-        seconds: kind → seconds of a step; an exact plan has none.
-        answers: what follows from the seconds: tokens per second, utilisation, days, money.
-        assumes: subject → all numbers that went in, in words.
+    A place in the pipeline has `ranks` and `layers` in words; `parameters`, and microbatches `in_flight`, of a rank;
+    kind → bytes `held`, each at its own peak, and at that of their `total`. What a rank sends has `what`; `calls`,
+    where counted, and `bytes`, of the place that sends least and of the place that sends most; `where`.
     """
 
-    axes: list[str]
+    axes: list[str]  # the layout in words
     places: list[dict]
-    sends: list[dict]
-    waits: list[str]
-    notes: list[str]
-    seconds: dict[str, float] = field(default_factory=dict)
-    answers: dict[str, float] = field(default_factory=dict)
-    assumes: dict[str, str] = field(default_factory=dict)
+    sends: list[dict]  # in a step
+    waits: list[str]  # the bubble in words, and its picture
+    notes: list[str]  # whether the bytes fit, or what they leave out
+    seconds: dict[str, float] = field(default_factory=dict)  # of a step, by kind; an exact plan has none
+    answers: dict[str, float] = field(default_factory=dict)  # tokens per second, utilisation, days, money
+    assumes: dict[str, str] = field(default_factory=dict)  # subject → all numbers that went in, in words
 
     def __str__(self) -> str:
         assumes = ["assumes"] * bool(self.assumes) + [f"{name}: {said}" for name, said in self.assumes.items()]
