@@ -29,7 +29,6 @@ FRAMEWORKS = {name: table for name, table in FOREIGN["explain"].items() if "keys
 SWITCHES = {one.name for kind in (ModelShape, Stack) for one in fields(kind) if one.type == "bool"}
 SWITCHES |= {"sequence_parallel"}  # of a layout
 OFF = ("", "0", "0.0", "false", "no", "none", "null", "disabled", "auto", "default", "[]", "{}")
-WITHOUT = {"zero": 0, "sequence_parallel": False, "recompute": "none", "schedule": "1f1b"}  # further fields: 1
 USUAL_TOKENS = 8192  # of a sequence, unless --seq says more or less
 
 
@@ -123,11 +122,10 @@ def read_foreign(words: Sequence[str]) -> Asked:
     framework, table = max(FRAMEWORKS.items(), key=lambda one: len(one[1]["keys"].keys() & keys))
     if not table["keys"].keys() & keys:
         raise ValueError(f"{name or 'the command'} has no key of {', '.join(FRAMEWORKS)}")
-    asked = Asked(framework, dict(table["defaults"]), {}, [])
+    asked = Asked(framework, found := dict(table["defaults"]), {}, [])
     for key, into in table["keys"].items():
         if key in keys:
             _enter(asked, keys[key], said[keys[key]], into)
-    found = asked.found
     if found.get("replicas") == "nodes":
         found["replicas"] = found.get("nodes", 1)
     if found.get("grouped"):
@@ -144,9 +142,7 @@ def read_foreign(words: Sequence[str]) -> Asked:
     return asked
 
 
-def completed(
-    asked: Asked, own: Mapping[str, Any], training: Training, batch: int | None
-) -> tuple[Training, dict[str, Any]]:
+def completed(asked: Asked, own: dict, training: Training, batch: int | None) -> tuple[Training, dict[str, Any]]:
     """The training, with the batch (microbatches times ranks, if None) and the overlap; and fields of the layout.
 
     Args:
@@ -182,7 +178,7 @@ def flags_text(asked: Asked, training: Training, planned: Planned) -> str:
         if field in ("tp", "cp", "pp"):
             without = layout._replace(**{field: 1, "dp": layout.dp * value})
         elif field in Layout4D._fields:
-            without = layout._replace(**{field: WITHOUT.get(field, 1)})
+            without = layout._replace(**{field: (Layout4D._field_defaults | {"zero": 0})[field]})
         elif value:
             other = replace(training, stack=replace(training.stack, **{field: False}))
         if (without, other) != (layout, training):

@@ -97,9 +97,7 @@ def predict(row: Mapping) -> Prediction:
     seconds, stack = step_s(training, layout), row.get("stack", "")
     tflops = training.utilisation(seconds.total) * training.cluster.device.peak_flops / 1e12
     group = row.get("group") or f"{PUBLISHERS.get(stack, stack)} {row['gpu']}".strip()
-    evidence = row.get("evidence", "in view")
-    if row.get("id") in CALIBRATED.values():
-        evidence = "calibrated"
+    evidence = "calibrated" if row.get("id") in CALIBRATED.values() else row.get("evidence", "in view")
     same = training.model, *layout._replace(dp=0, replicas=0), layout.microbatches(row["global_batch"])
     more = f"{_stack(row)}, {row['gpu']}", evidence, (group, _stack(row), *same), "FP8" if row.get("fp8") else ""
     return Prediction(row.get("id", ""), group, seconds, row["step_s"], tflops, *more)
@@ -124,15 +122,15 @@ def medians(errors: Iterable[tuple[str, float]]) -> dict[str, tuple[int, float, 
 
 def rows_json(predictions: list[Prediction]) -> dict:
     """Runs and medians as plain data; an error of 0.05 is 5 % too many seconds."""
-    names = "id group measured_s tflops error evidence without".split()
-    said: dict = {"runs": [{name: getattr(one, name) for name in names} for one in predictions]}
-    for run, one in zip(said["runs"], predictions, strict=True):
-        run |= {"seconds": one.seconds.total, "kinds": one.seconds._asdict()}
+    names, once = "id group measured_s tflops error evidence without".split(), distinct(predictions)
+    runs = [{name: getattr(one, name) for name in names} | {"kinds": one.seconds._asdict()} for one in predictions]
+    said: dict = {"runs": [run | {"seconds": sum(run["kinds"].values())} for run in runs]}
     for kind, field in {"medians": "group", "stacks": "stack", "evidence": "evidence"}.items():
-        runs = Counter(word for one in predictions for word in (getattr(one, field), "all"))
-        found = medians((getattr(one, field), one.error) for one in distinct(predictions)).items()
-        of = {key: {"configurations": n, "median": half, "worst": worst} for key, (n, half, worst) in found}
-        said[kind] = {key: {"runs": runs[key]} | one for key, one in of.items()}
+        number = Counter(word for one in predictions for word in (getattr(one, field), "all"))
+        said[kind] = {
+            key: {"runs": number[key], "configurations": n, "median": median, "worst": worst}
+            for key, (n, median, worst) in medians((getattr(one, field), one.error) for one in once).items()
+        }
     return said
 
 
