@@ -4,6 +4,9 @@ Two predictions. A `Plan` is exact: it goes through the actions of each rank of 
 `Training` is a run on a distant cluster, with whatever software: memory and seconds of every possible layout, from
 formulas.
 
+Letters: d, t, p, c data-, tensor-, pipeline- and context-parallel ranks; v stages per rank; m microbatches of b
+sequences; s tokens of a sequence; h width; V vocabulary; Ψ parameters.
+
 May import `lib.cost`, `lib.layout`, `lib.pipeline.balance`, `lib.pipeline.schedules`,
 `lib.pipeline.simulate`, `lib.pipeline.lower`, `lib.pipeline.gantt`, and of `lib.model` the type of its sizes. It is
 pure Python: a plan for 1024 ranks needs none of them, nor torch.

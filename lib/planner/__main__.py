@@ -129,11 +129,10 @@ def _answer(args: argparse.Namespace, foreign: Asked | None) -> str | dict:
     layouts = [mine or found[0], *found]
     reports = [report_of_layout(training, one.layout, args.tokens or 0, args.price or 0) for one in layouts]
     if args.json:
-        plain = [
-            {"layout": one.layout._asdict()} | asdict(report) for one, report in zip(layouts, reports, strict=True)
-        ]
-        more = {"by": foreign.by} if foreign else {"layouts": plain[1:]}
-        return asdict(training) | {"report": plain[0], "notes": args.notes} | more
+        each = zip(layouts, reports, strict=True)
+        plain, *more = [{"layout": one.layout._asdict()} | asdict(report) for one, report in each]
+        beside = {"by": foreign.by} if foreign else {"layouts": more}
+        return asdict(training) | {"report": plain, "notes": args.notes} | beside
     flags = flags_text(foreign, training, mine) if foreign else ""
     return "\n\n".join(filter(None, [flags, wrapped(args.notes), str(reports[0]), others]))
 

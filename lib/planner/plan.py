@@ -2,9 +2,6 @@
 
 The problem: a run shows its messages and its memory when it ends, or when memory runs out. The idea: both follow from a
 few numbers, so write the numbers into one object and compute the rest.
-
-Letters: d, p, t data-, pipeline- and tensor-parallel ranks; m microbatches; b sequences of a microbatch; s tokens of a
-sequence; h width; V vocabulary; Ψ parameters.
 """
 
 from __future__ import annotations
@@ -101,25 +98,17 @@ class Plan:
         From the last parameter to the first; gradients with different groups or stages have separate buckets. With
         zero=3 one bucket per block: the embedding and the head first, then the blocks.
         """
-        layout = self.layout
-        used: dict[Weight, tuple[int, ...]] = {}
+        zero, used, lines, found = self.layout.zero, {}, {}, []
         for stage in self.stages(place):
             for weight in self.weights(stage):
                 used[weight] = (*used.get(weight, ()), stage)
-        if layout.zero == 3:
-            units: dict[str, list[Weight]] = {"root": []}
-            for weight in used:
-                block = weight.name.split(".")[1] if weight.name.startswith("blocks.") else "root"
-                units.setdefault(block, []).append(weight)
-            return [Bucketful(tuple(unit), ("dp",), layout.dp, layout.dp) for unit in units.values()]
-        lines: dict[tuple, list[Weight]] = {}
-        for weight, stages in reversed(used.items()):
-            lines.setdefault((*self._sum_over(weight), stages), []).append(weight)
-        found = []
-        for (axes, size, stages), line in lines.items():
+        for weight, stages in used.items() if zero == 3 else reversed(used.items()):
+            unit = weight.name.split(".")[1] if zero == 3 and weight.name.startswith("blocks.") else ""
+            lines.setdefault((*self._sum_over(weight), stages, unit), []).append(weight)
+        for (axes, ranks, stages, _), line in lines.items():
             of_each = [weight.size * (self.master_itemsize or self.itemsize) for weight in line]
-            for share in bucket_shares(of_each, self.bucket_bytes):
-                found.append(Bucketful(tuple(line[i] for i in share), axes, size, size if layout.zero else 1, stages))
+            for share in bucket_shares(of_each, sum(of_each) if zero == 3 else self.bucket_bytes):
+                found.append(Bucketful(tuple(line[i] for i in share), axes, ranks, ranks if zero else 1, stages))
         return found
 
     def _sum_over(self, weight: Weight) -> tuple[tuple[str, ...], int]:
@@ -163,7 +152,7 @@ class Bucketful:
     axes: tuple[str, ...]  # along which they are summed
     ranks: int  # over which they are summed
     shards: int  # of the sums; without ZeRO 1
-    stages: tuple[int, ...] = (0,)  # of this rank, that use the weights
+    stages: tuple[int, ...]  # of this rank, that use the weights
 
     @property
     def line(self) -> tuple[tuple[str, ...], tuple[int, ...]]:

@@ -6,9 +6,6 @@ data-sheet figures that a GPU reaches with its software.
 
 The constants of a stack were chosen by hand, among round numbers. One per GPU, the fraction of the peak that a large
 matmul reaches, is calibrated on a published run (`CALIBRATED`). Chapter 14 tests all of them on the remaining runs.
-
-Letters: d, t, p, c data-, tensor-, pipeline- and context-parallel ranks; v stages per rank; m microbatches of b
-sequences; s tokens of a sequence; h width; V vocabulary; Ψ parameters.
 """
 
 from __future__ import annotations
