@@ -39,7 +39,6 @@ CARD = {  # option → field of Device, units, example and help
 SCHEDULES = "1f1b", "zb-h1", "zb-v"
 COUNTS = "tp cp pp dp microbatch stages-per-rank replicas every loss-chunks".split()
 MORE = {"cp", "recompute", "schedule", "replicas", "every", "loss_chunks"}  # choices beyond the ranks
-NEEDS = "give --peak, --memory, --memory-bandwidth, --link and --network"
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -105,8 +104,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 def _answer(args: argparse.Namespace, foreign: Asked | None) -> str | dict:
     """The report of the layout that is asked for, or of the fastest; and the fastest layouts of a search.
 
-    Who asks for more than ranks is compared with every choice. A foreign command is not compared, but explained flag by
-    flag; our own options overrule it.
+    A foreign command is explained flag by flag instead of compared; our own options overrule it.
     """
     asked, left_out, found, others = _given(args, Layout4D._fields), _given(args, NOT_MODELLED), [], ""
     if foreign:
@@ -120,7 +118,8 @@ def _answer(args: argparse.Namespace, foreign: Asked | None) -> str | dict:
     if not foreign:
         usual = Choices(context_parallel=args.context_parallel, zero_bubble=args.zero_bubble)
         try:
-            found = best_layouts(training, ALL_OPEN if args.all_choices or asked.keys() & MORE else usual, args.best)
+            wide = args.all_choices or asked.keys() & MORE  # who asks for more than ranks is compared with all
+            found = best_layouts(training, ALL_OPEN if wide else usual, args.best)
             others = others_text(found, mine)
         except ValueError as error:
             if not mine:
@@ -170,7 +169,7 @@ def _device(args: argparse.Namespace) -> tuple[str, Device]:
     name = args.gpu or ("without a name" if figures else "h100")
     if len(figures) == 3 and "memory_bytes" in given and name.lower() not in GPUS:
         return name, Device(**{"network_Bps": None} | given, matmul_flops=None, source="given")
-    name = known(name, GPUS, "GPU", NEEDS)
+    name = known(name, GPUS, "GPU", "give --peak, --memory, --memory-bandwidth, --link and --network")
     return name, replace(GPUS[name], **given)
 
 

@@ -47,8 +47,7 @@ class Asked(NamedTuple):
 def read_config(path: str | Path, tokens: int | None = None) -> tuple[ModelShape, list[str]]:
     """The model of a `config.json`, and notes on its keys.
 
-    Args:
-        tokens: of a sequence. A config has only their maximum; the default is 8,192, or the maximum if that is less.
+    A config has only the maximum of `tokens` in a sequence; the default is 8,192, or the maximum if that is less.
 
     Raises:
         ValueError: not a JSON object; not a model whose size is known; a size that is missing or not a number.
@@ -71,7 +70,9 @@ def shape_of(config: Mapping[str, Any], tokens: int | None = None) -> tuple[Mode
     kind = config.get("model_type")
     if not isinstance(kind, str) or kind not in table["families"]:
         raise ValueError(f"model_type {kind!r} is not known; known are {', '.join(table['families'])}")
-    family, sizes, asked = _family(kind), table["sizes"], Asked(kind, {}, {}, [])
+    family, sizes, asked = dict(table["families"][kind]), table["sizes"], Asked(kind, {}, {}, [])
+    while "like" in family:
+        family = table["families"][family.pop("like")] | family
     apart = family.pop("apart", None)
     for key, field in (sizes | table["switches"]).items():
         _enter(asked, key, config.get(key), field)
@@ -95,11 +96,6 @@ def shape_of(config: Mapping[str, Any], tokens: int | None = None) -> tuple[Mode
     if set(re.findall(r"\w+", str(config.get("layer_types")))) == {"full_attention"}:
         config["layer_types"] = None
     return shape, notes + left_over({key: value for key, value in config.items() if key not in sizes}, table)
-
-
-def _family(kind: str) -> dict[str, Any]:
-    row = dict(FOREIGN["config"]["families"][kind])
-    return _family(row.pop("like")) | row if "like" in row else row
 
 
 # ---- a run ----------------------------------------------------------------------------------------------------------
@@ -143,11 +139,7 @@ def read_foreign(words: Sequence[str]) -> Asked:
 
 
 def completed(asked: Asked, own: dict, training: Training, batch: int | None) -> tuple[Training, dict[str, Any]]:
-    """The training, with the batch (microbatches times ranks, if None) and the overlap; and fields of the layout.
-
-    Args:
-        own: fields that overrule what is asked.
-    """
+    """The training, with batch (microbatches times ranks, if None) and stack; and fields of the layout, `own` first."""
     asked.by.update({name: f"--{name} {n}" for name, n in own.items() if n != asked.found.get(name)})
     found = asked.found | own
     tp, cp, pp, copies = (found.get(name, 1) for name in ("tp", "cp", "pp", "replicas"))
@@ -226,10 +218,7 @@ def _enter(asked: Asked, key: str, value: Any, into: str | dict[str, dict]) -> N
 
 
 def left_over(said: Mapping[str, Any], table: Mapping[str, Any]) -> list[str]:
-    """Notes on the keys that are no fields: not modelled, with what that changes, or not understood.
-
-    A key that is off says nothing.
-    """
+    """Notes on keys that are no fields, and not off: not modelled, with what that changes, or not understood."""
     no_effect = re.compile(rf"(^|\.)({'|'.join(table['no_effect'].split())})")
     keys: dict[str, list[str]] = {}
     for key, value in said.items():

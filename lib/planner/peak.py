@@ -44,11 +44,7 @@ def _owned(plan: Plan, place: int, dp_rank: int, tp_rank: int) -> Iterator[tuple
 
 
 def step_memory(plan: Plan, place: int = 0, dp_rank: int = 0, tp_rank: int = 0) -> dict[str, int]:
-    """The peak of each kind and of the total in one step; the peaks may be at different times.
-
-    Args:
-        place, dp_rank, tp_rank: coordinates of the rank.
-    """
+    """The peak of each kind and of the total in one step of a rank; the peaks may be at different times."""
     state = {"parameter": parameter_bytes(plan, place), "optimizer": optimizer_bytes(plan, place, dp_rank, tp_rank)}
     walk = _Walk(plan, place)
     walk.run(_owned(plan, place, dp_rank, tp_rank))
@@ -163,12 +159,7 @@ class _Walk:
 
 
 class _Sums:
-    """Gradients of a rank during a step.
-
-    Attributes:
-        held: bytes of gradients.
-        flying: bytes of sums in flight.
-    """
+    """Gradients of a rank during a step: bytes that it has `held`, and bytes of sums in flight, `flying`."""
 
     def __init__(self, plan: Plan, place: int) -> None:
         self.zero, self.itemsize = plan.layout.zero, plan.itemsize
@@ -219,13 +210,10 @@ class _Sums:
             self.held += self._bytes(bucket) if self.zero >= 2 else 0
 
     def _fill(self, bucket: Bucketful, name: str) -> None:
-        """A gradient moves to its bucket. A full bucket is summed.
-
-        A sum starts when the previous sum ends: zero=1 receives as many bytes, zero=2 also frees the sent bytes.
-        """
+        """A gradient moves to its bucket; a full bucket is summed when the previous sum ends."""
         self.missing[bucket].discard(name)
         self.held -= self.own.pop(name, 0)
-        if not self.missing[bucket]:
+        if not self.missing[bucket]:  # zero=1 receives as many bytes, zero=2 also frees the sent bytes
             del self.missing[bucket]
             self._arrive(bucket.line)
             whole, n = self._bytes(bucket), bucket.ranks

@@ -111,11 +111,7 @@ def _range(numbers: Sequence[float], form: str) -> str:
 
 
 def others_text(found: list[Planned], mine: Planned | None, nothing: str = "") -> str:
-    """The fastest layouts of a search, a line each, and the reason for the distance; to `mine` too, if it is given.
-
-    Args:
-        nothing: why there is none.
-    """
+    """The fastest layouts of a search, or why there is `nothing`; how much slower others and `mine` are, and why."""
     lines = ["the fastest layouts that fit:" if found else nothing]
     for place, one in enumerate(found, 1):
         said = f"{layout_text(one.layout)}, {one.memory.total / 1e9:.1f} GB, {one.seconds.total:.2f} s"
@@ -219,11 +215,7 @@ def _plan_waits(plan: Plan) -> list[str]:
 
 
 def report_of_layout(training: Training, layout: Layout4D, tokens: float = 0, price: float = 0) -> Report:
-    """Bytes and seconds of a run on a cluster, from formulas.
-
-    Args:
-        tokens: of the whole training, for its days.
-        price: of a GPU for an hour, for the money.
+    """Bytes and seconds of a run on a cluster, from formulas; days for its `tokens`, money at a `price` per GPU hour.
 
     Raises:
         ValueError: the layout and the cluster have different numbers of GPUs.

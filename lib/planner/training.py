@@ -22,13 +22,7 @@ from lib.layout import whole_number
 
 @dataclass(frozen=True)
 class Cluster:
-    """GPUs of one kind on nodes of one size.
-
-    Args:
-        device: the GPU, with its links (`lib.cost.hardware`).
-        gpus: in all.
-        per_node: GPUs that share the fast link.
-    """
+    """GPUs of one kind (`lib.cost.hardware`), so many in all; those of a node, `per_node`, share the fast link."""
 
     device: Device
     gpus: int
@@ -38,10 +32,8 @@ class Cluster:
         """Bytes per second, one direction, of each rank of a group whose neighbours are `stride` ranks apart.
 
         Inside a node, the link. Across nodes, the network cards of the GPUs of the group on a node, in one direction,
-        because its ring enters and leaves each node once; never more than the link.
-
-        Args:
-            share: fraction of the network bandwidth. Default: the fraction that collectives reach.
+        because its ring enters and leaves each node once; never more than the link. It reaches a `share` of the network
+        bandwidth, by default that of collectives.
         """
         link = self.device.link_Bps * stack.link_share
         if ranks * stride <= self.per_node:
@@ -56,23 +48,22 @@ class Stack:
     """The performance that a GPU and its software reach, as fractions of data-sheet figures.
 
     Args:
-        matmul_share: of the peak, by a large matmul. Calibrated on one published run for each GPU.
-        attention_share: of the peak, by fused attention.
+        matmul_share, attention_share: of the peak, by a large matmul, and by fused attention. The first is calibrated
+            on one published run for each GPU.
         half_width: a matmul with so few rows, or columns on a rank, takes twice the time per operation.
-        memory_share: of the memory bandwidth, by all operations except matmuls.
-        link_share: of the link inside a node, by a collective.
+        memory_share, link_share: of the memory bandwidth, by all operations except matmuls; of the link inside a node,
+            by a collective.
         network_share, message_share: of the network, by a collective over many GPUs, and by one message.
-        exposed_tp, exposed_pp: fraction of the tensor-parallel sums, and of the messages between the stages of an
-            interleaved pipeline, that computation does not hide.
-        exposed_zero3: fraction of the communication of ZeRO-3 that computation does not hide.
+        exposed_tp, exposed_pp, exposed_zero3: fraction that computation does not hide, of the tensor-parallel sums, of
+            the messages between the stages of an interleaved pipeline, and of the communication of ZeRO-3.
         overlaps_dp: whether gradients are reduced while the last microbatch runs backward.
         balanced_cp: whether context-parallel ranks have equal shares of causal attention; otherwise the last rank, with
             the end of the sequence, has (2c-1)/c of them.
         traffic: bytes moved by what is not a matmul, per byte of fused kernels; more with a kernel for each operation.
         fused_attention: whether the matrix of scores never goes to memory.
         fused_swiglu: whether backward computes silu(gate) again: 6f bytes per token of a gated MLP instead of 8f.
-        recipe: bytes kept per parameter.
-        logits_bytes: per logit, at the peak: as computed, in float32, their logarithms, and the gradient.
+        recipe, logits_bytes: bytes kept per parameter; and per logit at the peak, as computed, in float32, their
+            logarithms, and the gradient.
         spare_activations: bytes allocated per counted byte, with gaps of the allocator and temporary tensors; below 1
             where the software keeps less than the formula has.
         usable_share: of the memory of a GPU as it is sold, by all of this. An "80 GB" GPU has 86 GB: the driver, the
@@ -102,12 +93,7 @@ class Stack:
 
 @dataclass(frozen=True, eq=False)  # compared by identity, so that caches find it quickly
 class Training:
-    """A training run whose layout is open.
-
-    Args:
-        model: its `context` is the sequence length, s.
-        global_batch: sequences of a step, over all GPUs.
-    """
+    """A training run whose layout is open: `model.context` is s, `global_batch` sequences of a step over all GPUs."""
 
     model: ModelShape
     cluster: Cluster
@@ -134,13 +120,10 @@ class Training:
         return self.cluster.device.memory_bytes * self.stack.usable_share
 
     def utilisation(self, step_s: float, recompute: str = "none", every: int = 1, causal: bool = False) -> float:
-        """MFU: operations per second of the model, with the full attention matrix, as a fraction of the total peak.
+        """MFU: operations per second of the model as a fraction of the total peak; with `recompute`, HFU.
 
-        A causal kernel leaves out half of the matrix: for long sequences this is more than GPUs really compute.
-
-        Args:
-            recompute, every: also count recomputation, of one block in so many: HFU.
-            causal: count half of the attention matrix.
+        It counts the full attention matrix, or half of it if `causal`. A causal kernel leaves out half: for long
+        sequences the full one is more than GPUs really compute. One block in `every` recomputes.
         """
 
         def flops(times: int) -> float:
