@@ -279,7 +279,7 @@ def bytes_out_of_a_node(plan: Plan, ranks_per_node: int) -> dict[tuple[str, str]
     node if the next rank is on another. With t ranks on two nodes that is one rank of each node, not t/2 of them.
     """
     sent_of = [step_traffic(plan, place) for place in range(plan.layout.pp)]
-    most: dict[tuple[str, str], float] = {}
+    most = {}
     for key in sorted({key for traffic in sent_of for key in traffic if key[0] != "recv"}):
         out: Counter[int] = Counter()
         for group in _groups(plan, key[1]):
