@@ -36,7 +36,6 @@ CARD = {  # option → field of Device, units, example and help
     "network": ("network_Bps", SPEEDS, "50GB or 400Gb", "per second and per GPU, one direction"),
     "network-per-node": ("per_node_Bps", SPEEDS, "400GB or 3200Gb", "instead of --network: of all GPUs of a node"),
 }
-SCHEDULES = "1f1b", "zb-h1", "zb-v"
 COUNTS = "tp cp pp dp microbatch stages-per-rank replicas every loss-chunks".split()
 MORE = {"cp", "recompute", "schedule", "replicas", "every", "loss_chunks"}  # choices beyond the ranks
 
@@ -87,7 +86,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         layout.add_argument(f"--{option}", dest="rows" if option == "microbatch" else None, **count)
     layout.add_argument("--zero", type=int, choices=ZERO_STAGES)
     layout.add_argument("--recompute", choices=PLANNED_RECOMPUTE)
-    layout.add_argument("--schedule", choices=SCHEDULES, help="1f1b interleaves several stages per rank")
+    layout.add_argument("--schedule", choices=("1f1b", "zb-h1", "zb-v"), help="1f1b interleaves stages of a rank")
     search = parser.add_argument_group("search and answers")
     search.add_argument("--context-parallel", **on, help="also split sequences")
     search.add_argument("--zero-bubble", **on, help="also try ZB-H1 and ZB-V")

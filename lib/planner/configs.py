@@ -253,18 +253,17 @@ def read_text(path: str | Path) -> str:
 def _content(text: str, name: str) -> Iterator[tuple[str, Any]]:
     """The keys of TOML, JSON or YAML, dotted, or the flags in a script; its first line tells which."""
     first = next((line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")), "")
-    for looks, module, load in (
-        (r"\[+[\w.\"-]+\]+", "tomllib", "loads"),
-        (r"\s*[{\[]", "json", "loads"),
-        (r"---|[\"']?[\w-]+[\"']?\s*:(\s|$)", "yaml", "safe_load"),
-    ):
-        if re.match(looks, first):
-            try:
-                return _dotted(getattr(import_module(module), load)(text), name)
-            except ModuleNotFoundError:
-                raise ValueError(f"{name} is YAML, and to read it Python needs PyYAML: pip install PyYAML") from None
-            except Exception as error:  # each module has its own
-                raise ValueError(f"{name} is malformed: {' '.join(str(error).split())}") from None
+    try:
+        if re.match(r"\[+[\w.\"-]+\]+", first):
+            return _dotted(tomllib.loads(text), name)
+        if re.match(r"\s*[{\[]", first):
+            return _dotted(json.loads(text), name)
+        if re.match(r"---|[\"']?[\w-]+[\"']?\s*:(\s|$)", first):
+            return _dotted(import_module("yaml").safe_load(text), name)
+    except ModuleNotFoundError:
+        raise ValueError(f"{name} is YAML, and to read it Python needs PyYAML: pip install PyYAML") from None
+    except Exception as error:  # each module has its own
+        raise ValueError(f"{name} is malformed: {' '.join(str(error).split())}") from None
     text = re.sub(r"(^|\s)#.*", "", text)
     sets = dict(re.findall(r"^\s*(?:export )?(\w+)=[\"']?(?:\$\{\w+:-)?([\w.+-]+)", text, re.MULTILINE))
     text = re.sub(r"\$\{?(\w+)(?::-([\w.+-]+))?\}?", lambda of: sets.get(of[1], of[2] or of[0]), text)

@@ -27,10 +27,9 @@ def optimizer_bytes(plan: Plan, place: int, dp_rank: int, tp_rank: int) -> int:
 
     With a `master_itemsize` also the shard of the master weights.
     """
-    wide, total = plan.master_itemsize or plan.itemsize, 0
-    for share, pieces in _owned(plan, place, dp_rank, tp_rank):
-        total += 2 * wide * sum(pieces) + 4 * len(pieces) + share * wide * (plan.master_itemsize is not None)
-    return total
+    wide, master = plan.master_itemsize or plan.itemsize, plan.master_itemsize or 0
+    owned = _owned(plan, place, dp_rank, tp_rank)
+    return sum(2 * wide * sum(pieces) + 4 * len(pieces) + master * share for share, pieces in owned)
 
 
 def _owned(plan: Plan, place: int, dp_rank: int, tp_rank: int) -> Iterator[tuple[int, list[int]]]:
@@ -75,8 +74,7 @@ class _Walk:
         sizes = plan.shape, plan.rows, plan.itemsize
         self.model = LiveGPT(self.see, self.gradient_made, *sizes, layout.tp, layout.sequence_parallel, tied)
         # The text, the full batch and its targets, the indices of the sequences of this rank, a loss per microbatch.
-        tokens = plan.global_batch * plan.shape.context
-        rows = plan.global_batch // layout.dp
+        tokens, rows = plan.global_batch * plan.shape.context, plan.global_batch // layout.dp
         self.data = self.model.new(plan.corpus_bytes + 16 * tokens + 8 * rows + 8 * layout.microbatches + 16)
         self.outputs: dict[tuple[int, int], Buffer] = {}  # by stage and microbatch
         self.gradients: dict[tuple[int, int], Buffer] = {}  # of outputs
@@ -165,7 +163,8 @@ class _Sums:
         self.zero, self.itemsize = plan.layout.zero, plan.itemsize
         self.buckets = plan.buckets(place)
         self.of = {weight.name: bucket for bucket in self.buckets for weight in bucket.weights}
-        self.held = 0 if self.zero >= 2 else sum(map(self._bytes, self.buckets))
+        self.bytes = {bucket: bucket.size * plan.itemsize for bucket in self.buckets}
+        self.held = 0 if self.zero >= 2 else sum(self.bytes.values())
         self.own: dict[str, int] = {}  # gradients outside of any bucket
         self.missing: dict[Bucketful, set[str]] = {}
         self.known: set[str] = set()  # weights with an earlier gradient
@@ -179,9 +178,6 @@ class _Sums:
     @property
     def flying(self) -> int:
         return sum(size for _, size in self.arriving.values())
-
-    def _bytes(self, bucket: Bucketful) -> int:
-        return bucket.size * self.itemsize
 
     def close(self, stage: int) -> None:
         """The next backward of this stage is its last before a REDUCE."""
@@ -207,7 +203,7 @@ class _Sums:
         """Gradients begin to fill a bucket, which zero=2 allocates now."""
         if bucket not in self.missing:
             self.missing[bucket] = {weight.name for weight in bucket.weights}
-            self.held += self._bytes(bucket) if self.zero >= 2 else 0
+            self.held += self.bytes[bucket] if self.zero >= 2 else 0
 
     def _fill(self, bucket: Bucketful, name: str) -> None:
         """A gradient moves to its bucket; a full bucket is summed when the previous sum ends."""
@@ -216,7 +212,7 @@ class _Sums:
         if not self.missing[bucket]:  # zero=1 receives as many bytes, zero=2 also frees the sent bytes
             del self.missing[bucket]
             self._arrive(bucket.line)
-            whole, n = self._bytes(bucket), bucket.ranks
+            whole, n = self.bytes[bucket], bucket.ranks
             if self.zero:
                 sharded = whole + whole // n if self.zero >= 2 else 0
                 self.arriving[bucket.line] = bucket, (whole if n > 1 else 0) + sharded
@@ -227,7 +223,7 @@ class _Sums:
         bucket, _ = self.arriving.pop(line, (None, 0))
         if bucket is not None and self.zero >= 2 and bucket not in self.sharded:
             self.sharded.add(bucket)
-            self.held += self._bytes(bucket) // bucket.ranks
+            self.held += self.bytes[bucket] // bucket.ranks
 
     def reduce(self, stage: int) -> None:
         """Start the sums of the remaining gradients of the stage."""

@@ -76,10 +76,6 @@ class Plan:
         """Of a rank in the pipeline: its pp coordinate."""
         return self.layout.coordinates(rank)["pp"]
 
-    def stages(self, place: int) -> list[int]:
-        """The stages of a rank at this place in the pipeline."""
-        return self.schedule.stages_on(place)
-
     def weights(self, stage: int) -> list[Weight]:
         """Parameters of a stage, in the order of `named_parameters()`; a tied weight once."""
         tp, blocks = self.layout.tp, self.model.num_layers
@@ -88,10 +84,6 @@ class Plan:
             found += sum(block_layers(self.shape, layer, tp), []) if layer < blocks else head_weights(self.shape, tp)
         return list({weight.name: weight for weight in found}.values())
 
-    def num_parameters(self, place: int) -> int:
-        """Ψ of a rank at this place, not divided by d."""
-        return sum({w.name: w.size for stage in self.stages(place) for w in self.weights(stage)}.values())
-
     def buckets(self, place: int) -> list[Bucketful]:
         """The gradient buckets of a rank, in the order of `lib.data_parallel.bucketed_gradients`.
 
@@ -99,7 +91,7 @@ class Plan:
         zero=3 one bucket per block: the embedding and the head first, then the blocks.
         """
         zero, used, lines, found = self.layout.zero, {}, {}, []
-        for stage in self.stages(place):
+        for stage in self.schedule.stages_on(place):
             for weight in self.weights(stage):
                 used[weight] = (*used.get(weight, ()), stage)
         for weight, stages in used.items() if zero == 3 else reversed(used.items()):
@@ -112,16 +104,12 @@ class Plan:
         return found
 
     def _sum_over(self, weight: Weight) -> tuple[tuple[str, ...], int]:
-        """Axes and number of ranks over which a gradient is summed.
-
-        d; with sequence parallelism d·t for a weight that each of t ranks holds in full; 2d for a weight that the first
-        and the last stage share from different ranks.
-        """
+        """Axes and number of ranks over which a gradient is summed."""
         layout, rank_of = self.layout, self.schedule.rank_of
         if self.shape.tied and weight.name == "embed.token.weight" and rank_of[0] != rank_of[-1]:
-            return ("dp", "pp"), 2 * layout.dp
+            return ("dp", "pp"), 2 * layout.dp  # the first and the last stage share it from different ranks
         if layout.sequence_parallel and weight.whole:
-            return ("dp", "tp"), layout.dp * layout.tp
+            return ("dp", "tp"), layout.dp * layout.tp  # each of t ranks holds it in full
         return ("dp",), layout.dp
 
     def place_in(self, bucket: Bucketful, place: int, dp_rank: int, tp_rank: int) -> int:
@@ -176,16 +164,13 @@ def step_bubble(plan: Plan) -> tuple[float, float]:
 
 
 # ---- messages --------------------------------------------------------------------------------------------------------
-#
-# One function per cause, and a step is their sum. The counts of a rank depend only on its place in the pipeline: all
-# ranks along d and t send the same.
 
 Traffic = dict[tuple[str, str], tuple[int, float]]  # as `lib.trace.Trace.traffic`: (kind, axis) → calls, wire bytes
 Sends = Iterator[tuple[str, str, int, float, int]]  # kind, axis, ranks of the group, payload bytes, calls
 
 
 def step_traffic(plan: Plan, place: int) -> Traffic:
-    """Everything that a rank at this place in the pipeline sends in a step."""
+    """All that a rank at this place in the pipeline sends in a step, by cause; ranks along d and t send the same."""
     total: Traffic = {}
     for cause in (layer_sends, message_sends, gradient_sends, scalar_sends):
         for kind, axis, n, payload, calls in cause(plan, place):
@@ -202,7 +187,7 @@ def layer_sends(plan: Plan, place: int) -> Sends:
     """
     layout, sizes = plan.layout, (plan.shape, plan.rows, plan.itemsize)
     slices = {"sequence_parallel": layout.sequence_parallel}
-    for stage in plan.stages(place):
+    for stage in plan.schedule.stages_on(place):
         halves = sum(of == stage for of, _ in plan.schedule.in_halves)
         for regather, microbatches in ((False, halves), (True, layout.microbatches - halves)):
             calls = embed_calls(*sizes, **slices) if stage == 0 else Counter()
@@ -261,10 +246,7 @@ def num_sums(plan: Plan, place: int, bucket: Bucketful) -> int:
 
 
 def scalar_sends(plan: Plan, place: int) -> Sends:
-    """In float64: m losses over the pipeline, one over replicas; and for clipping the norm of a replica's gradients.
-
-    If replicas shard gradients, the norm is over all ranks.
-    """
+    """In float64: m losses over the pipeline, one over replicas; for clipping a norm over a replica or all ranks."""
     layout = plan.layout
     yield "broadcast", "pp", layout.pp, 8 * layout.microbatches, 1
     yield "all_reduce", "dp", layout.dp, 8, 1

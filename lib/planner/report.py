@@ -137,9 +137,7 @@ def table(rows: list[list[str]]) -> str:
     return "\n".join("  ".join(row).rstrip() for row in zip(*columns, strict=True))
 
 
-def _axes(
-    shape: ModelShape, batch: int, sizes: dict[str, int], schedule: str, m: int, layout: Layout | Layout4D
-) -> list[str]:
+def _axes(shape: ModelShape, batch: int, sizes: dict, schedule: str, m: int, layout: Layout | Layout4D) -> list[str]:
     """The layout in words: the dimension that each axis splits."""
     order = " x ".join(f"{axis} {n}" for axis, n in sizes.items())
     dp, tp, own = sizes["dp"], sizes["tp"], shape.context // sizes.get("cp", 1)
@@ -165,22 +163,26 @@ def report_of_plan(plan: Plan, ranks_per_node: int) -> Report:
         places.append(
             {
                 "ranks": ranks_text(ranks),
-                "layers": " + ".join(_layers(plan, stage) for stage in plan.stages(place)),
-                "parameters": plan.num_parameters(place),
+                "layers": " + ".join(_layers(plan, stage) for stage in plan.schedule.stages_on(place)),
+                "parameters": sum(weight.size for bucket in plan.buckets(place) for weight in bucket.weights),
                 "in_flight": max(accumulate(steps)) / layout.stages_per_rank,
                 "held": {kind: held[one] for kind, one in KINDS.items()} | {"total": held["total"]},
             }
         )
     words = _axes(plan.shape, plan.global_batch, layout.sizes, plan.schedule.name, layout.microbatches, layout)
-    notes = [f"not exact: {left_out}" for left_out in not_counted(plan)]
-    return Report(words, places, _plan_sends(plan, ranks_per_node), _plan_waits(plan), notes)
+    notes, waits = [f"not exact: {left_out}" for left_out in not_counted(plan)], []
+    if layout.pp > 1:
+        waits, (bubble, equal) = gantt(plan.timeline).splitlines(), step_bubble(plan)
+        if len(waits) > MOST_GANTT_ROWS or max(map(len, waits)) > WIDTH:
+            waits = [f"(its {len(waits)} rows are too large to be drawn here)"]
+        waits.insert(0, f"bubble: {bubble:.1%} of all ranks' time (were all stages equal, {equal:.1%})")
+    return Report(words, places, _plan_sends(plan, ranks_per_node), waits, notes)
 
 
 def _layers(plan: Plan, stage: int) -> str:
-    blocks = [layer for layer in plan.layers[stage] if layer < plan.model.num_layers]
-    parts = ["embed"] if stage == 0 else []
-    parts += [ranks_text(blocks)] if blocks else []
-    return " ".join(parts + (["head"] if plan.model.num_layers in plan.layers[stage] else []))
+    layers, head = plan.layers[stage], plan.model.num_layers
+    words = "embed" * (stage == 0), ranks_text([layer for layer in layers if layer < head]), "head" * (head in layers)
+    return " ".join(filter(None, words))
 
 
 def ranks_text(ranks: Sequence[int]) -> str:
@@ -201,25 +203,11 @@ def _plan_sends(plan: Plan, ranks_per_node: int) -> list[dict]:
     return sends
 
 
-def _plan_waits(plan: Plan) -> list[str]:
-    """The bubble, and the pipeline in letters where it fits."""
-    if plan.layout.pp == 1:
-        return []
-    picture, (bubble, equal) = gantt(plan.timeline).splitlines(), step_bubble(plan)
-    if len(picture) > MOST_GANTT_ROWS or max(map(len, picture)) > WIDTH:
-        picture = [f"(its {len(picture)} rows are too large to be drawn here)"]
-    return [f"bubble: {bubble:.1%} of all ranks' time (were all stages equal, {equal:.1%})", *picture]
-
-
 # ---- of a training --------------------------------------------------------------------------------------------------
 
 
 def report_of_layout(training: Training, layout: Layout4D, tokens: float = 0, price: float = 0) -> Report:
-    """Bytes and seconds of a run on a cluster, from formulas; days for its `tokens`, money at a `price` per GPU hour.
-
-    Raises:
-        ValueError: the layout and the cluster have different numbers of GPUs.
-    """
+    """Bytes and seconds of a run on a cluster, from formulas; days for `tokens`, money at a `price` per GPU hour."""
     model, batch, seconds = training.model, training.global_batch, step_s(training, layout)
     (tp, cp, pp, dp, _, v), step, of_step = layout[:6], seconds.total, batch * model.context
     m, is_1f1b = max(1, int(layout.microbatches(batch))), layout.schedule == "1f1b"

@@ -19,8 +19,7 @@ from lib.planner.report import table
 from lib.planner.seconds import Seconds, step_s
 from lib.planner.training import CALIBRATED, GPUS, Cluster, Layout4D, Training, stack_for
 
-# torchtitan's H100s have 96 GB and 500 W.
-CARD_OF = {("titan", "h100"): "h100-500w"}
+CARD_OF = {("titan", "h100"): "h100-500w"}  # torchtitan's have 96 GB and 500 W
 SAME = {"selective (per operation)": "ops"}
 STACK_OF = dict.fromkeys(("sc21", "korthikanti", "zb"), "megatron-2021") | {"aa": "aleph-alpha", "llama3": "llama3"}
 PUBLISHERS = {"sc21": "Narayanan", "korthikanti": "Korthikanti", "llama3": "Llama 3", "nemo": "DGX Cloud"}

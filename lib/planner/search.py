@@ -3,9 +3,6 @@
 The problem: a cluster of 16,384 GPUs has thousands of layouts, and a person compares three. The idea: list them all,
 drop those that do not fit, and sort. A layout takes microseconds, because the costs of a block are computed once for
 each (tp, cp, microbatch, recomputation).
-
-Memory is model states by the stage of ZeRO (`lib.cost.held`); activations of the blocks of a rank, times the
-microbatches in flight at the peak (`lib.cost.bubble.kept_by`); and logits.
 """
 
 from __future__ import annotations
@@ -207,7 +204,8 @@ def _nothing(training: Training, choices: Choices, held: dict[Layout4D, Bytes]) 
         why = f"no layout cuts {model.num_layers} layers and {model.num_heads} heads evenly over {gpus:,} GPUs"
     ways, more = [], {"context parallelism": {"context_parallel": True}, "a loss in pieces": {"loss_chunks": (1, 8)}}
     if held or not dps:
-        larger = [replace(training, cluster=replace(training.cluster, gpus=n)) for n in _numbers_of_gpus(training)]
+        many = {2**k for k in range(21)} | {training.cluster.per_node * k for k in range(1, 65)}  # up to 64 nodes
+        larger = [replace(training, cluster=replace(training.cluster, gpus=n)) for n in sorted(many) if n > gpus]
         ways = [f"{one.cluster.gpus:,} GPUs" for one in _first_that_fits(larger, choices)]
         wider = {name: replace(choices, **one) for name, one in more.items()}
         ways += [name for name, one in wider.items() if one != choices and _first_that_fits([training], one)]
@@ -230,20 +228,11 @@ def _first_that_fits(trainings: Iterable[Training], choices: Choices) -> list[Tr
     return [*islice(able, 1)]
 
 
-def _numbers_of_gpus(training: Training) -> list[int]:
-    """More than there are, on which the model states fit: powers of two up to a million, and up to 64 nodes."""
-    cluster, parameters = training.cluster, training.model.num_layers * training.block_parameters
-    state = parameters * training.stack.recipe.bytes_per_parameter  # which is somewhere at least once
-    many = {2**k for k in range(21)} | {cluster.per_node * k for k in range(1, 65)}
-    return sorted(n for n in many if n > cluster.gpus and n * training.room_bytes >= state)
-
-
 def why_slower(one: Planned, other: Planned) -> str:
     """Why the second layout is slower, in a clause: the kind with the largest difference from the first."""
     differences = {kind: b - a for kind, a, b in zip(Seconds._fields, one.seconds, other.seconds, strict=True)}
     kind = max(differences, key=lambda kind: differences[kind])
-    whole = other.seconds.total / one.seconds.total - 1
-    return f"{whole:.1%} slower: {differences[kind]:.3g} s more for {kind}"
+    return f"{other.seconds.total / one.seconds.total - 1:.1%} slower: {differences[kind]:.3g} s more for {kind}"
 
 
 def layout_text(layout: Layout4D) -> str:

@@ -11,13 +11,11 @@ The idea, in ten lines (m microbatches of r = b·s/c tokens on a rank, W weights
     dp           reduction of gradients, all-gather of parameters; less the part that backward hides
     optimizer    30 bytes per parameter that a rank updates, ÷ memory bandwidth
 
-Each line is a formula of the papers; the stack has the shares, and two of them are calibrated. Chapter 14 compares the
-sum with published runs.
+Each line is a formula of the papers; the stack has the shares. Chapter 14 compares the sum with published runs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -72,8 +70,7 @@ def step_s(training: Training, layout: Layout4D) -> Seconds:
     messages = 2 * v * message / link * (stack.exposed_pp if v > 1 else 1) if pp > 1 else 0.0
     of_block = sum(block)
     stage = layers * of_block + messages
-    slowest = max(layers * of_block, with_head * of_block + head) + messages
-    ends = slowest - messages - layers * of_block  # time of the head for which all stages wait
+    ends = max(0.0, head - (layers - with_head) * of_block)  # time of the head for which all stages wait
     m = layout.microbatches(training.global_batch)
 
     mine = training.block_parameters * model.num_layers / pp / tp + training.end_parameters / tp
@@ -123,7 +120,7 @@ def matmul_s(training: Training, flops: float, rows: float, columns: float) -> f
     return flops * slower / (training.cluster.device.peak_flops * stack.matmul_share)
 
 
-def backward_s(block: Sequence[float]) -> float:
+def backward_s(block: tuple[float, ...]) -> float:
     """The seconds of backward in the result of `block_s`: 2/3 of the matmuls, 3/5 of the memory traffic."""
     return 2 / 3 * (block[0] + block[1]) + 3 / 5 * block[2]
 

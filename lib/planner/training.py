@@ -150,8 +150,7 @@ class Layout4D(NamedTuple):
         zero: stage of ZeRO over dp·cp.
         sequence_parallel: with tp.
         recompute: `none`; `selective`, inside of attention; `mlp`; `ops`, by operation as torchtitan does; or `full`.
-        schedule: of a pipeline: `1f1b`, interleaved if a rank has several stages; `zb-h1`, with one stage; or `zb-v`,
-            with two.
+        schedule: of a pipeline: `1f1b`, interleaved if v > 1; `zb-h1`, with one stage per rank; or `zb-v`, with two.
         replicas: of the model; ZeRO shards over dp·cp / replicas ranks. Above 1 it is HSDP.
         every: recompute one block in so many.
         loss_chunks: pieces of the sequence, of which one at a time has logits.
@@ -189,8 +188,7 @@ _NAMES = {"llama-7b": "7B", "llama-13b": "13B", "llama-70b": "70B", "gpt-175b": 
 PRESET_MODELS: dict[str, ModelShape] = {name: MODELS[short] for name, short in _NAMES.items()} | PRESETS
 GPUS: dict[str, Device] = {name.split()[0].lower(): device for name, device in DEVICES.items()}
 
-# Rows that the planner predicts exactly.
-CALIBRATED = {"a100": "Korthikanti 175B selective", "h100": "Llama 3 405B 8,192 GPUs"}
+CALIBRATED = {"a100": "Korthikanti 175B selective", "h100": "Llama 3 405B 8,192 GPUs"}  # rows, predicted exactly
 # Of the peak: by matmuls, by fused attention. The H100 of 500 W is calibrated on torchtitan's compiled 8B.
 SHARES = {"a100": (0.7683, 0.33), "h100": (0.6498, 0.50), "h100-500w": (0.4832, 0.50)}
 

@@ -500,7 +500,7 @@ BAD_FILES = {
     "a model": (json.dumps(LLAMA8), [], "is the config of a model; give it as --config"),
     "words": ('{"train_micro_batch_size_per_gpu": "two"}', [], "per_gpu='two' must be a whole number"),
     "negative": ('{"zero_optimization": {"stage": -1}}', [], "stage=-1 must be a whole number of at least 0"),
-    "no number": ("[parallelism]\ntensor_parallel_degree = true", [], "degree='true' must be a whole number"),
+    "no number": ("[parallelism]\ntensor_parallel_degree = true", [], "degree=True must be a whole number"),
     "experts": ("[parallelism]\nexpert_parallel_degree = 8", [], "expert_parallel_degree 8 is not modelled; a mixture"),
     "unset": ("x.py --tensor-model-parallel-size $TP", [], "$TP, which nothing sets; add --tensor-"),
     "no model": (json.dumps(DEEPSPEED), ["--gpus", 8], "give --model, or all its numbers; missing: --hidden"),
