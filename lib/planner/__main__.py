@@ -105,25 +105,26 @@ def _answer(args: argparse.Namespace, foreign: Asked | None) -> str | dict:
 
     A foreign command is explained flag by flag instead of compared; our own options overrule it.
     """
-    asked, left_out, found, others = _given(args, Layout4D._fields), _given(args, NOT_MODELLED), [], ""
+    asked, left_out = _given(args, Layout4D._fields), _given(args, NOT_MODELLED)
+    if left_out and not foreign:
+        raise ValueError(f"{next(iter(left_out))} is not modelled")
     if foreign:
         training, asked = completed(foreign, asked, _training(args, foreign.found | asked), args.batch)
+        mine, found, others = _mine(training, asked), [], ""
+        flags = flags_text(foreign, training, mine)
         args.notes += [*foreign.notes, *(f"not modelled: {name}" for name in left_out)]
-    elif left_out:
-        raise ValueError(f"{next(iter(left_out))} is not modelled")
     else:
         training = _training(args, asked)
-    mine = _mine(training, asked) if asked else None
-    if not foreign:
+        mine, flags = _mine(training, asked) if asked else None, ""
         usual = Choices(context_parallel=args.context_parallel, zero_bubble=args.zero_bubble)
+        wide = args.all_choices or asked.keys() & MORE  # who asks for more than ranks is compared with all
         try:
-            wide = args.all_choices or asked.keys() & MORE  # who asks for more than ranks is compared with all
-            found = best_layouts(training, ALL_OPEN if wide else usual, args.best)
-            others = others_text(found, mine)
+            found, nothing = best_layouts(training, ALL_OPEN if wide else usual, args.best), ""
         except ValueError as error:
             if not mine:
                 raise
-            others = others_text([], mine, str(error))
+            found, nothing = [], str(error)
+        others = others_text(found, mine, nothing)
     layouts = [mine or found[0], *found]
     reports = [report_of_layout(training, one.layout, args.tokens or 0, args.price or 0) for one in layouts]
     if args.json:
@@ -131,7 +132,6 @@ def _answer(args: argparse.Namespace, foreign: Asked | None) -> str | dict:
         plain, *more = [{"layout": one.layout._asdict()} | asdict(report) for one, report in each]
         beside = {"by": foreign.by} if foreign else {"layouts": more}
         return asdict(training) | {"report": plain, "notes": args.notes} | beside
-    flags = flags_text(foreign, training, mine) if foreign else ""
     return "\n\n".join(filter(None, [flags, wrapped(args.notes), str(reports[0]), others]))
 
 

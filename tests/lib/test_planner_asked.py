@@ -40,7 +40,6 @@ ANSWERED = {  # question → what the answer says
         " days, ",
         " GPU hours, ",
     ),
-    "--model llama3-8b --gpus 8 --tokens 12T": ("12,000 billion tokens: ", "GPU hours"),
     # a layout of one's own
     f"{ON_64} --tp 8 --pp 2": ("64 ranks = pp 2 x dp 4 x cp 1 x tp 8", "yours is ", "slower: ", "s more for "),
     f"{ON_64} --tp 4 --pp 4 --stages-per-rank 4": ("pp 4: 16 stages, schedule interleaved 1F1B", "yours is "),
@@ -102,7 +101,6 @@ REFUSED = {  # question → what the one sentence says
         f"{dp}, and a batch of 1,024 divides by none of them; use a batch of {batch} sequences"
         for gpus, dp, batch in (
             (24, "3, 6, 12 or 24", "1,032"),
-            (48, "3, 6, 12, 24 or 48", "1,056"),
             (72, "9, 18, 36 or 72", "1,080"),
         )
     },
@@ -127,7 +125,7 @@ REFUSED = {  # question → what the one sentence says
     ),
     **{
         f"{ON_8} --gpu {name}": f"GPU '{name}' is not a preset {NO_PRESET}\n"
-        for name in ("mi300x", "4090", "gb200", "trainium2", "h10")
+        for name in ("mi300x", "h10")
     },
     f"{ON_8} --gpu mi300x --peak 1307TF": NO_PRESET,
     f"{ON_8} --peak 1307TF": NO_PRESET,
