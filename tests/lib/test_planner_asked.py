@@ -123,10 +123,7 @@ REFUSED = {  # question → what the one sentence says
     "--model nemotron-340b --gpus 8": (
         "'nemotron-340b' is not a preset: give its sizes, such as --hidden 4096, or --config\n"
     ),
-    **{
-        f"{ON_8} --gpu {name}": f"GPU '{name}' is not a preset {NO_PRESET}\n"
-        for name in ("mi300x", "h10")
-    },
+    **{f"{ON_8} --gpu {name}": f"GPU '{name}' is not a preset {NO_PRESET}\n" for name in ("mi300x", "h10")},
     f"{ON_8} --gpu mi300x --peak 1307TF": NO_PRESET,
     f"{ON_8} --peak 1307TF": NO_PRESET,
     f"{ON_8} --stack megatorn": "stack 'megatorn' is not a preset (megatron-2021, megatron, ",
