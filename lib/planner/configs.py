@@ -33,7 +33,7 @@ USUAL_TOKENS = 8192  # of a sequence, unless --seq says more or less
 
 
 class Asked(NamedTuple):
-    """What a configuration asks for: values of fields, the key that gives each, and what is not understood."""
+    """Values of fields that a configuration gives, the key of each, and notes on all keys that are not understood."""
 
     framework: str
     found: dict[str, Any]  # by field of a layout, model, stack or run
@@ -195,7 +195,7 @@ def _change(training: Training, layout: Layout4D, other: Training, without: Layo
 
 
 def _enter(asked: Asked, key: str, value: Any, into: str | dict[str, dict]) -> None:
-    """Enter the value of a key that a table knows."""
+    """Enter the value of a key of a table."""
     text = str(value).lower()
     if text in ("none", "null", "auto"):
         return
