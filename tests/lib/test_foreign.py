@@ -328,6 +328,8 @@ def test_flags_of_megatron(tmp_path):
     more = read_foreign(flags.split() + more)
     assert of(asked, "stack") == ("megatron-lm",) and of(more, "stack") == ("megatron",)
     assert of(more, "overlaps_dp", "exposed_tp") == (True, "stack")
+    said = "--tensor-model-parallel-size 8 --overlap-grad-reduce False --sequence-parallel=true".split()
+    assert of(read_foreign(said), "overlaps_dp", "sequence_parallel") == (False, True)
     assert more.notes[-1] == "not understood: warp 9"
     assert more.notes[0].startswith("not modelled: fp8-format hybrid: matmuls are counted in 16 bit")
 
