@@ -20,7 +20,6 @@ from lib.layout import Layout, nearest
 from lib.model import GPTConfig
 from lib.planner import Plan
 from lib.planner.report import report_of_plan
-from lib.planner.text import report_text
 from lib.torchrun.start import StartError, machines, of_torchrun, speaks
 from lib.training.config import (
     COMPUTE_DTYPES,
@@ -67,7 +66,7 @@ def main(argv: list[str] | None = None) -> None:
     ranks = config.layout.num_ranks if config else size
     if args.plan:
         if rank == 0:
-            print(report_text(report_of_plan(planned(config), args.ranks_per_node)))
+            print(report_of_plan(planned(config), args.ranks_per_node))
         return
     work, more = (certify_run, ()) if args.certify else (train, (False, checkpoints, bool(args.profile)))
     try:

@@ -11,26 +11,23 @@ import argparse
 import json
 import math
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import asdict, fields, replace
 
 from lib.cost.hardware import BYTES, FLOPS, SPEEDS, TOKENS, Device, amount
 from lib.cost.models import NOT_MODELLED, known
 from lib.cost.sizes import BIASES, LLAMA, PLANNED_RECOMPUTE, ZERO_STAGES, ModelShape
 from lib.planner import Choices, Cluster, Layout4D, Planned, Training, best_layouts, memory_bytes, step_s
-from lib.planner.configs import notes_text, read_config
-from lib.planner.explain import completed, flags_text, read_foreign
+from lib.planner.configs import Asked, completed, flags_text, read_config, read_foreign
 from lib.planner.refusals import refusal
-from lib.planner.report import report_of_layout
-from lib.planner.rows import predict, read_rows
+from lib.planner.report import others_text, report_of_layout, wrapped
+from lib.planner.rows import predict, read_rows, rows_json, rows_text
 from lib.planner.search import ALL_OPEN
-from lib.planner.text import others_text, report_text, rows_json, rows_text
 from lib.planner.training import GPUS, PRESET_MODELS, STACKS, stack_for
 
 STEP_TOKENS = 4 * 2**20  # unless --batch gives a number of sequences
 SIZES = {"hidden": "d_model", "layers": "num_layers", "heads": "num_heads", "vocab": "vocab_size", "seq": "context"}
 ALL_SIZES = SIZES | {"kv-heads": "num_kv_heads", "ffn": "d_mlp", "head-dim": "head_dim"}  # option → of ModelShape
-SWITCHES = "rms-norm", "rotary", "dropout-masks", "tied"
 CARD = {  # option → field of Device, units, example and help
     "peak": ("peak_flops", FLOPS, "989TF", "operations per second, dense, in 16 bit"),
     "memory": ("memory_bytes", BYTES, "80GB", "of a GPU"),
@@ -41,7 +38,6 @@ CARD = {  # option → field of Device, units, example and help
 }
 COUNTS = "tp cp pp dp microbatch stages-per-rank replicas every loss-chunks".split()
 MORE = {"cp", "recompute", "schedule", "replicas", "every", "loss_chunks"}  # choices beyond the ranks
-NEEDS = "give --peak, --memory, --memory-bandwidth, --link and --network"
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -50,24 +46,24 @@ def main(argv: list[str] | None = None) -> None:
     parser.error = lambda message: parser.exit(2, f"{parser.prog}: {message}\n")
     _add_options(parser)
     parser.set_defaults(notes=[])
-    argv = sys.argv[1:] if argv is None else argv
-    explains = argv[:1] == ["explain"]
-    args = parser.parse_known_args(argv)[0] if explains else parser.parse_args(argv)
+    argv, foreign = sys.argv[1:] if argv is None else argv, None
     try:
-        if explains:
-            said = _explained(parser, argv[1:])
-        elif args.runs:
+        if argv[:1] == ["explain"]:
+            foreign = read_foreign(parser.parse_known_args(argv[1:])[1])
+            parser.set_defaults(**foreign.found)
+        args = parser.parse_known_args(argv[1:])[0] if foreign else parser.parse_args(argv)
+        if args.runs:
             predictions = [predict(row) for row in read_rows(args.runs)]
             said = rows_json(predictions) if args.json else rows_text(predictions)
         else:
-            said = _answer(args)
+            said = _answer(args, foreign)
     except (ValueError, OSError) as error:
         parser.error(str(error))
     print(said if isinstance(said, str) else json.dumps(said, indent=1))
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
-    count = {"type": _count, "metavar": "N"}
+    count, on = {"type": _count, "metavar": "N"}, {"action": "store_true"}
     model = parser.add_argument_group("model")
     model.add_argument("--model", metavar="NAME", help=f"one of {', '.join(PRESET_MODELS)}")
     model.add_argument("--config", metavar="FILE", help="or a config.json of Hugging Face; or give its numbers:")
@@ -75,17 +71,14 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         model.add_argument(f"--{option}", dest=field, **count)
     model.add_argument("--gated", action="store_const", const=True, help="a block as in Llama; what differs:")
     model.add_argument("--biases", choices=BIASES, help="of which linear layers")
-    for option in SWITCHES:
+    for option in ("rms-norm", "rotary", "dropout-masks", "tied"):
         model.add_argument(f"--{option}", action=argparse.BooleanOptionalAction)
     model.add_argument("--batch", **count, help=f"sequences per step; default: {STEP_TOKENS:,} tokens")
     cluster = parser.add_argument_group("cluster")
     cluster.add_argument("--gpus", **count)
-    cluster.add_argument(
-        "--gpu", metavar="NAME", help=f"one of {', '.join(GPUS)} (default h100); or give its figures:"
-    )
+    cluster.add_argument("--gpu", metavar="NAME", help=f"one of {', '.join(GPUS)} (default h100); or its figures:")
     for option, (field, units, such_as, text) in CARD.items():
-        read = _read(units, such_as)
-        cluster.add_argument(f"--{option}", dest=field, type=read, metavar="SIZE", help=f"{such_as}: {text}")
+        cluster.add_argument(f"--{option}", dest=field, metavar="SIZE", **_amount(units, such_as, text))
     cluster.add_argument("--per-node", **count, default=8, help="GPUs that share the fast link")
     cluster.add_argument("--stack", default="megatron", metavar="NAME", help=f"one of {', '.join(STACKS)}")
     layout = parser.add_argument_group("layout", "reports on one instead of searching; --dp may be left out")
@@ -93,70 +86,53 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         layout.add_argument(f"--{option}", dest="rows" if option == "microbatch" else None, **count)
     layout.add_argument("--zero", type=int, choices=ZERO_STAGES)
     layout.add_argument("--recompute", choices=PLANNED_RECOMPUTE)
-    layout.add_argument(
-        "--schedule", choices=("1f1b", "zb-h1", "zb-v"), help="1f1b interleaves several stages per rank"
-    )
+    layout.add_argument("--schedule", choices=("1f1b", "zb-h1", "zb-v"), help="1f1b interleaves stages of a rank")
     search = parser.add_argument_group("search and answers")
-    search.add_argument("--context-parallel", action="store_true", help="also split sequences")
-    search.add_argument("--zero-bubble", action="store_true", help="also try ZB-H1 and ZB-V")
-    search.add_argument(
-        "--all-choices", action="store_true", help="also HSDP, recomputation by kind, a loss in pieces"
-    )
+    search.add_argument("--context-parallel", **on, help="also split sequences")
+    search.add_argument("--zero-bubble", **on, help="also try ZB-H1 and ZB-V")
+    search.add_argument("--all-choices", **on, help="also HSDP, recomputation by kind, a loss in pieces")
     search.add_argument("--best", **count, default=3, help="number of layouts to print")
-    search.add_argument(
-        "--tokens", type=_read(TOKENS, "15.6T"), help="15.6T: of the training, for its days and hours"
-    )
+    search.add_argument("--tokens", **_amount(TOKENS, "15.6T", "of the training, for its days and hours"))
     search.add_argument("--price", type=float, help="of a GPU for an hour, for the money")
     search.add_argument("--rows", dest="runs", metavar="FILE.json", help="predict the published runs of a file")
-    search.add_argument("--json", action="store_true", help="plain data instead of text")
+    search.add_argument("--json", **on, help="plain data instead of text")
     for name in NOT_MODELLED:
         parser.add_argument(f"--{name.split()[-1].lower()}", dest=name, nargs="?", const=True, help=argparse.SUPPRESS)
 
 
-def _explained(parser: argparse.ArgumentParser, argv: list[str]) -> str | dict:
-    """The report of what a foreign command or file asks for, flag by flag; our own options overrule it."""
-    asked = read_foreign(parser.parse_known_args(argv)[1])
-    parser.set_defaults(**asked.found)
-    args = parser.parse_known_args(argv)[0]
-    own = {name: n for name, n in _given(args, Layout4D._fields).items() if n != asked.found.get(name)}
-    asked.found.update(own)
-    asked.by.update({name: f"--{name} {n}" for name, n in own.items()})
-    training, fields_of_layout = completed(asked, _training(args, asked.found), args.batch)
-    planned = _mine(training, fields_of_layout)
-    report = report_of_layout(training, planned.layout, args.tokens or 0, args.price or 0)
-    asked.notes.extend(f"not modelled: {name}" for name in _given(args, NOT_MODELLED))
-    if args.json:
-        each = {"layout": planned.layout._asdict()} | asdict(report)
-        return asdict(training) | {"by": asked.by, "notes": args.notes + asked.notes, "report": each}
-    said = flags_text(asked, training, planned), notes_text(args.notes), report_text(report)
-    return "\n\n".join(filter(None, said))
+def _answer(args: argparse.Namespace, foreign: Asked | None) -> str | dict:
+    """The report of the layout that is asked for, or of the fastest; and the fastest layouts of a search.
 
-
-def _answer(args: argparse.Namespace) -> str | dict:
-    """The report of the layout that is asked for, or of the fastest, and the fastest layouts of the search.
-
-    Who asks for more than ranks is compared with every choice.
+    A foreign command is explained flag by flag instead of compared; our own options overrule it.
     """
-    if names := [*_given(args, NOT_MODELLED)]:
-        raise ValueError(f"{names[0]} is not modelled")
-    asked = _given(args, Layout4D._fields)
-    training = _training(args, asked)
-    mine = _mine(training, asked) if asked else None
-    wide = args.all_choices or asked.keys() & MORE
-    usual = Choices(context_parallel=args.context_parallel, zero_bubble=args.zero_bubble)
-    try:
-        found, nothing = best_layouts(training, ALL_OPEN if wide else usual, args.best), ""
-    except ValueError as error:
-        if not mine:
-            raise
-        found, nothing = [], str(error)
+    asked, left_out = _given(args, Layout4D._fields), _given(args, NOT_MODELLED)
+    if left_out and not foreign:
+        raise ValueError(f"{next(iter(left_out))} is not modelled")
+    if foreign:
+        training, asked = completed(foreign, asked, _training(args, foreign.found | asked), args.batch)
+        mine, found, others = _mine(training, asked), [], ""
+        flags = flags_text(foreign, training, mine)
+        args.notes += [*foreign.notes, *(f"not modelled: {name}" for name in left_out)]
+    else:
+        training = _training(args, asked)
+        mine, flags = _mine(training, asked) if asked else None, ""
+        usual = Choices(context_parallel=args.context_parallel, zero_bubble=args.zero_bubble)
+        wide = args.all_choices or asked.keys() & MORE  # who asks for more than ranks is compared with all
+        try:
+            found, nothing = best_layouts(training, ALL_OPEN if wide else usual, args.best), ""
+        except ValueError as error:
+            if not mine:
+                raise
+            found, nothing = [], str(error)
+        others = others_text(found, mine, nothing)
     layouts = [mine or found[0], *found]
     reports = [report_of_layout(training, one.layout, args.tokens or 0, args.price or 0) for one in layouts]
-    if not args.json:
-        said = notes_text(args.notes), report_text(reports[0]), others_text(found, mine, nothing)
-        return "\n\n".join(filter(None, said))
-    plain = [{"layout": one.layout._asdict()} | asdict(report) for one, report in zip(layouts, reports, strict=True)]
-    return asdict(training) | {"report": plain[0], "layouts": plain[1:], "notes": args.notes}
+    if args.json:
+        each = zip(layouts, reports, strict=True)
+        plain, *more = [{"layout": one.layout._asdict()} | asdict(report) for one, report in each]
+        beside = {"by": foreign.by} if foreign else {"layouts": more}
+        return asdict(training) | {"report": plain, "notes": args.notes} | beside
+    return "\n\n".join(filter(None, [flags, wrapped(args.notes), str(reports[0]), others]))
 
 
 def _training(args: argparse.Namespace, asked: dict) -> Training:
@@ -173,10 +149,9 @@ def _training(args: argparse.Namespace, asked: dict) -> Training:
 def _mine(training: Training, asked: dict) -> Planned:
     """The layout that is asked for: ranks that are left out follow."""
     tp, cp, pp = (asked.get(axis, 1) for axis in ("tp", "cp", "pp"))
-    axes = {"tp": tp, "cp": cp, "pp": pp, "dp": max(1, training.cluster.gpus // (tp * cp * pp))} | asked
-    layout = Layout4D(
-        **{"zero": 3 if "replicas" in asked else int(axes["dp"] * cp > 1), "sequence_parallel": tp > 1} | axes
-    )
+    dp = asked.get("dp", max(1, training.cluster.gpus // (tp * cp * pp)))
+    zero = 3 if "replicas" in asked else int(dp * cp > 1)
+    layout = Layout4D(tp, cp, pp, dp, zero=zero, sequence_parallel=tp > 1)._replace(**asked)
     if why := refusal(training, layout):
         raise ValueError(why)
     return Planned(layout, step_s(training, layout), memory_bytes(training, layout))
@@ -193,7 +168,7 @@ def _device(args: argparse.Namespace) -> tuple[str, Device]:
     name = args.gpu or ("without a name" if figures else "h100")
     if len(figures) == 3 and "memory_bytes" in given and name.lower() not in GPUS:
         return name, Device(**{"network_Bps": None} | given, matmul_flops=None, source="given")
-    name = known(name, GPUS, "GPU", NEEDS)
+    name = known(name, GPUS, "GPU", "give --peak, --memory, --memory-bandwidth, --link and --network")
     return name, replace(GPUS[name], **given)
 
 
@@ -229,14 +204,14 @@ def _count(text: str) -> int:
     return int(text)
 
 
-def _read(units: dict[str, float], such_as: str) -> Callable[[str], float]:
+def _amount(units: dict[str, float], such_as: str, about: str) -> dict:
     def read(text: str) -> float:
         try:
             return amount(text, units, such_as)
         except ValueError as error:
             raise argparse.ArgumentTypeError(str(error)) from None
 
-    return read
+    return {"type": read, "help": f"{such_as}: {about}"}
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ microbatches in flight and messages; gradients in buckets are counted beside the
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 from lib.cost.live import Backward, Buffer, LiveGPT
 from lib.cost.sizes import Weight
@@ -19,7 +19,7 @@ from lib.planner.plan import Bucketful, Plan
 
 def parameter_bytes(plan: Plan, place: int) -> int:
     """Ψ/(t·p) elements, with the padding of buckets that ranks shard."""
-    return sum(bucket.size(plan.layout.zero > 0) for bucket in plan.buckets(place)) * plan.itemsize
+    return sum(bucket.size for bucket in plan.buckets(place)) * plan.itemsize
 
 
 def optimizer_bytes(plan: Plan, place: int, dp_rank: int, tp_rank: int) -> int:
@@ -27,58 +27,39 @@ def optimizer_bytes(plan: Plan, place: int, dp_rank: int, tp_rank: int) -> int:
 
     With a `master_itemsize` also the shard of the master weights.
     """
-    wide, total = plan.master_itemsize or plan.itemsize, 0
-    for share, pieces in _owned(plan, place, dp_rank, tp_rank):
-        total += 2 * wide * sum(pieces) + 4 * len(pieces) + share * wide * (plan.master_itemsize is not None)
-    return total
+    wide, master = plan.master_itemsize or plan.itemsize, plan.master_itemsize or 0
+    owned = _owned(plan, place, dp_rank, tp_rank)
+    return sum(2 * wide * sum(pieces) + 4 * len(pieces) + master * share for share, pieces in owned)
 
 
 def _owned(plan: Plan, place: int, dp_rank: int, tp_rank: int) -> Iterator[tuple[int, list[int]]]:
     """For each bucket the elements of this rank: in all, with the padding of a shard, and of each parameter."""
     for bucket in plan.buckets(place):
-        share, pieces = bucket.size(False), [weight.size for weight in bucket.weights]
-        if plan.layout.zero:
-            share = bucket.size(True) // bucket.ranks
-            pieces = _overlaps(pieces, share, plan.place_in(bucket, place, dp_rank, tp_rank))
-        yield share, pieces
-
-
-def _overlaps(sizes: list[int], share: int, rank: int) -> list[int]:
-    """Elements of each of the concatenated tensors in the shard of a rank, without tensors outside the shard."""
-    found, start, low, high = [], 0, share * rank, share * (rank + 1)
-    for size in sizes:
-        mine = min(start + size, high) - max(start, low)
-        found += [mine] if mine > 0 else []
-        start += size
-    return found
+        share = bucket.size // bucket.shards
+        first = share * (plan.place_in(bucket, place, dp_rank, tp_rank) % bucket.shards)
+        ends = accumulate((weight.size for weight in bucket.weights), initial=0)
+        pieces = [min(end, first + share) - max(start, first) for start, end in pairwise(ends)]
+        yield share, [elements for elements in pieces if elements > 0]
 
 
 def step_memory(plan: Plan, place: int = 0, dp_rank: int = 0, tp_rank: int = 0) -> dict[str, int]:
-    """The peak of each kind and of the total in one step; the peaks may be at different times.
-
-    Args:
-        place, dp_rank, tp_rank: coordinates of the rank.
-    """
+    """The peak of each kind and of the total in one step of a rank; the peaks may be at different times."""
     state = {"parameter": parameter_bytes(plan, place), "optimizer": optimizer_bytes(plan, place, dp_rank, tp_rank)}
     walk = _Walk(plan, place)
-    walk.run()
-    walk.optimizer_step(_owned(plan, place, dp_rank, tp_rank))
+    walk.run(_owned(plan, place, dp_rank, tp_rank))
     total = walk.total + sum(state.values())
     return state | {"gradient": walk.gradient, "activation": walk.activation, "total": total}
 
 
 def not_counted(plan: Plan) -> list[str]:
     """Bytes of this run that `step_memory` omits: then activations, and with zero=3 all kinds, are not exact."""
-    layout, left_out = plan.layout, []
-    if layout.zero == 3:
-        left_out.append("zero=3 shards parameters and gradients; the counts here are unsharded")
-    if layout.recompute != "none":
-        left_out.append(f"recompute={layout.recompute} keeps less")
-    if plan.model.dropout:
-        left_out.append("dropout keeps masks, and scores of attention")
-    if plan.itemsize < 4:
-        left_out.append("in 16 bit some operations make wider copies")
-    return left_out
+    left_out = {
+        "zero=3 shards parameters and gradients; the counts here are unsharded": plan.layout.zero == 3,
+        f"recompute={plan.layout.recompute} keeps less": plan.layout.recompute != "none",
+        "dropout keeps masks, and scores of attention": plan.model.dropout,
+        "in 16 bit some operations make wider copies": plan.itemsize < 4,
+    }
+    return [words for words, holds in left_out.items() if holds]
 
 
 class _Walk:
@@ -86,15 +67,14 @@ class _Walk:
 
     def __init__(self, plan: Plan, place: int) -> None:
         layout = plan.layout
-        self.plan, self.place, self.row = plan, place, plan.schedule.actions[place]
+        self.plan, self.row = plan, plan.schedule.actions[place]
         self.sums = _Sums(plan, place)
         self.activation = self.gradient = self.total = 0
         tied = layout.num_stages == 1 and plan.shape.tied
         sizes = plan.shape, plan.rows, plan.itemsize
         self.model = LiveGPT(self.see, self.gradient_made, *sizes, layout.tp, layout.sequence_parallel, tied)
         # The text, the full batch and its targets, the indices of the sequences of this rank, a loss per microbatch.
-        tokens = plan.global_batch * plan.shape.context
-        rows = plan.global_batch // layout.dp
+        tokens, rows = plan.global_batch * plan.shape.context, plan.global_batch // layout.dp
         self.data = self.model.new(plan.corpus_bytes + 16 * tokens + 8 * rows + 8 * layout.microbatches + 16)
         self.outputs: dict[tuple[int, int], Buffer] = {}  # by stage and microbatch
         self.gradients: dict[tuple[int, int], Buffer] = {}  # of outputs
@@ -104,7 +84,7 @@ class _Walk:
         self.kept: Buffer | None = None  # by the optimizer
         self.proved = proves(plan.schedule, place)
 
-    def run(self) -> None:
+    def run(self, owned: Iterable[tuple[int, list[int]]]) -> None:
         back = [a for a in self.row if a.op in (Op.B, Op.W, Op.REDUCE)]
         closing = {a for a, b in pairwise(back) if b.op == Op.REDUCE}
         for action in self.row:
@@ -119,6 +99,8 @@ class _Walk:
                 if action in closing:
                     self.sums.close(stage)
                 self.compute(action)
+        self.sums.finish()
+        self.optimizer_step(owned)
 
     def see(self) -> None:
         """Record a time in an action, at which no gradient is on its way to a bucket."""
@@ -160,7 +142,6 @@ class _Walk:
 
         With master weights, a call of Adam steps one bucket, with a copy of its gradients in their precision.
         """
-        self.sums.finish()
         master = self.plan.master_itemsize
         for share, pieces in owned:
             copied = share * (master or 0)
@@ -176,32 +157,27 @@ class _Walk:
 
 
 class _Sums:
-    """Gradients of a rank during a step.
-
-    Attributes:
-        held: bytes of gradients.
-        flying: bytes of sums in flight.
-    """
+    """Gradients of a rank during a step: bytes that it has `held`, and bytes of sums in flight, `flying`."""
 
     def __init__(self, plan: Plan, place: int) -> None:
         self.zero, self.itemsize = plan.layout.zero, plan.itemsize
         self.buckets = plan.buckets(place)
         self.of = {weight.name: bucket for bucket in self.buckets for weight in bucket.weights}
-        self.held = 0 if self.zero >= 2 else sum(map(self._bytes, self.buckets))
+        self.bytes = {bucket: bucket.size * plan.itemsize for bucket in self.buckets}
+        self.held = 0 if self.zero >= 2 else sum(self.bytes.values())
         self.own: dict[str, int] = {}  # gradients outside of any bucket
         self.missing: dict[Bucketful, set[str]] = {}
         self.known: set[str] = set()  # weights with an earlier gradient
         self.sharded: set[Bucketful] = set()  # buckets with an earlier sum
         self.arriving: dict[tuple, tuple[Bucketful, int]] = {}  # by line: the bucket in flight, and its bytes
         # By line, that is by ranks and stages: stages whose last backward began, and stages whose last backward ended.
-        self.closed, self.through = ({bucket.line: set() for bucket in self.buckets} for _ in range(2))
+        # Where other ranks also use the weights, zero=2 sums at the end.
+        lines = [bucket.line for bucket in self.buckets if self.zero < 2 or not bucket.crosses]
+        self.closed, self.through = ({line: set() for line in lines} for _ in range(2))
 
     @property
     def flying(self) -> int:
         return sum(size for _, size in self.arriving.values())
-
-    def _bytes(self, bucket: Bucketful) -> int:
-        return bucket.size(self.zero > 0) * self.itemsize
 
     def close(self, stage: int) -> None:
         """The next backward of this stage is its last before a REDUCE."""
@@ -213,54 +189,48 @@ class _Sums:
         bucket, size = self.of[weight.name], weight.size * self.itemsize
         new = size * (weight.name not in (self.known if self.zero < 2 else self.own))
         self.known.add(weight.name)
-        closes = set(bucket.stages) <= self.closed[bucket.line]
-        if self.zero >= 2 and (not closes or bucket.crosses):
-            self.held += new
-            self.own[weight.name] = size
-            return self.held
-        if not closes:
-            return self.held + new
-        self._open(bucket)
+        closes = set(bucket.stages) <= self.closed.get(bucket.line, set())
+        if closes:
+            self._open(bucket)
         most = self.held + new
-        self._fill(bucket, weight.name)
+        if closes:
+            self._fill(bucket, weight.name)
+        elif self.zero >= 2:
+            self.held, self.own[weight.name] = most, size
         return most
 
     def _open(self, bucket: Bucketful) -> None:
         """Gradients begin to fill a bucket, which zero=2 allocates now."""
         if bucket not in self.missing:
             self.missing[bucket] = {weight.name for weight in bucket.weights}
-            self.held += self._bytes(bucket) if self.zero >= 2 else 0
+            self.held += self.bytes[bucket] if self.zero >= 2 else 0
 
     def _fill(self, bucket: Bucketful, name: str) -> None:
+        """A gradient moves to its bucket; a full bucket is summed when the previous sum ends."""
         self.missing[bucket].discard(name)
         self.held -= self.own.pop(name, 0)
-        if not self.missing[bucket]:
-            self._send(bucket)
-
-    def _send(self, bucket: Bucketful) -> None:
-        """A sum starts when the previous sum ends: zero=1 receives as many bytes, zero=2 also frees the sent bytes."""
-        whole, n = self._bytes(bucket), bucket.ranks
-        received = whole if n > 1 else 0
-        self._arrive(bucket.line)
-        if self.zero:
-            self.arriving[bucket.line] = bucket, received + (whole + whole // n if self.zero >= 2 else 0)
-        self.held -= whole if self.zero >= 2 else 0
-        self.missing.pop(bucket, None)
+        if not self.missing[bucket]:  # zero=1 receives as many bytes, zero=2 also frees the sent bytes
+            del self.missing[bucket]
+            self._arrive(bucket.line)
+            whole, n = self.bytes[bucket], bucket.ranks
+            if self.zero:
+                sharded = whole + whole // n if self.zero >= 2 else 0
+                self.arriving[bucket.line] = bucket, (whole if n > 1 else 0) + sharded
+            self.held -= whole if self.zero >= 2 else 0
 
     def _arrive(self, line: tuple) -> None:
         """The sum in flight ends; with zero=2 as the shard of this rank, to which later sums are added."""
         bucket, _ = self.arriving.pop(line, (None, 0))
         if bucket is not None and self.zero >= 2 and bucket not in self.sharded:
             self.sharded.add(bucket)
-            self.held += self._bytes(bucket) // bucket.ranks
+            self.held += self.bytes[bucket] // bucket.ranks
 
     def reduce(self, stage: int) -> None:
         """Start the sums of the remaining gradients of the stage."""
         for line, through in self.through.items():
             through |= {stage} & set(line[1])
-            of_line = [bucket for bucket in self.buckets if bucket.line == line]
-            if through == set(line[1]) and not (self.zero >= 2 and of_line[0].crosses):
-                for bucket in of_line:
+            if through == set(line[1]):
+                for bucket in (bucket for bucket in self.buckets if bucket.line == line):
                     self._send_rest(bucket)
                 through.clear()
                 self.closed[line].clear()

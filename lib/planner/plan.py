@@ -1,23 +1,23 @@
-"""A plan: a model, a batch and a layout, and the stages, parameters and gradient buckets of each rank.
+"""A plan: a model, a batch and a layout; the stages, parameters and gradient buckets of each rank, and what it sends.
 
 The problem: a run shows its messages and its memory when it ends, or when memory runs out. The idea: both follow from a
 few numbers, so write the numbers into one object and compute the rest.
-
-Letters: d, p, t data-, pipeline- and tensor-parallel ranks; m microbatches; b sequences of a microbatch; s tokens of a
-sequence; h width; V vocabulary; Ψ parameters.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from lib.cost.comm import block_calls, embed_calls, head_calls, wire_bytes
 from lib.cost.sizes import BUCKET_BYTES, ModelShape, Weight, block_layers, bucket_shares, embed_weights, head_weights
 from lib.layout import Layout
 from lib.pipeline.balance import layer_costs, layers_of_stages
 from lib.pipeline.lower import lower
-from lib.pipeline.schedules.action import Schedule
+from lib.pipeline.schedules.action import ALL, RECVS, SENDS, Op, Schedule
 from lib.pipeline.schedules.with_reduce import with_reduce
 from lib.pipeline.simulate import Costs, Timeline, simulate
 
@@ -73,12 +73,8 @@ class Plan:
         return layers_of_stages(self.model, self.layout.num_stages)
 
     def place(self, rank: int) -> int:
-        """The place of a rank in the pipeline: its pp coordinate."""
+        """Of a rank in the pipeline: its pp coordinate."""
         return self.layout.coordinates(rank)["pp"]
-
-    def stages(self, place: int) -> list[int]:
-        """The stages of a rank at this place in the pipeline."""
-        return self.schedule.stages_on(place)
 
     def weights(self, stage: int) -> list[Weight]:
         """Parameters of a stage, in the order of `named_parameters()`; a tied weight once."""
@@ -88,48 +84,32 @@ class Plan:
             found += sum(block_layers(self.shape, layer, tp), []) if layer < blocks else head_weights(self.shape, tp)
         return list({weight.name: weight for weight in found}.values())
 
-    def num_parameters(self, place: int) -> int:
-        """Ψ of a rank at this place, not divided by d."""
-        return sum({w.name: w.size for stage in self.stages(place) for w in self.weights(stage)}.values())
-
     def buckets(self, place: int) -> list[Bucketful]:
         """The gradient buckets of a rank, in the order of `lib.data_parallel.bucketed_gradients`.
 
         From the last parameter to the first; gradients with different groups or stages have separate buckets. With
         zero=3 one bucket per block: the embedding and the head first, then the blocks.
         """
-        layout = self.layout
-        used: dict[Weight, tuple[int, ...]] = {}
-        for stage in self.stages(place):
+        zero, used, lines, found = self.layout.zero, {}, {}, []
+        for stage in self.schedule.stages_on(place):
             for weight in self.weights(stage):
                 used[weight] = (*used.get(weight, ()), stage)
-        if layout.zero == 3:
-            units: dict[str, list[Weight]] = {"root": []}
-            for weight in used:
-                block = weight.name.split(".")[1] if weight.name.startswith("blocks.") else "root"
-                units.setdefault(block, []).append(weight)
-            return [Bucketful(tuple(unit), ("dp",), layout.dp) for unit in units.values()]
-        lines: dict[tuple, list[Weight]] = {}
-        for weight, stages in reversed(used.items()):
-            lines.setdefault((*self._sum_over(weight), stages), []).append(weight)
-        found = []
-        for (axes, size, stages), line in lines.items():
+        for weight, stages in used.items() if zero == 3 else reversed(used.items()):
+            unit = weight.name.split(".")[1] if zero == 3 and weight.name.startswith("blocks.") else ""
+            lines.setdefault((*self._sum_over(weight), stages, unit), []).append(weight)
+        for (axes, ranks, stages, _), line in lines.items():
             of_each = [weight.size * (self.master_itemsize or self.itemsize) for weight in line]
-            for share in bucket_shares(of_each, self.bucket_bytes):
-                found.append(Bucketful(tuple(line[i] for i in share), axes, size, stages))
+            for share in bucket_shares(of_each, sum(of_each) if zero == 3 else self.bucket_bytes):
+                found.append(Bucketful(tuple(line[i] for i in share), axes, ranks, ranks if zero else 1, stages))
         return found
 
     def _sum_over(self, weight: Weight) -> tuple[tuple[str, ...], int]:
-        """Axes and number of ranks over which a gradient is summed.
-
-        d; with sequence parallelism d·t for a weight that each of t ranks holds in full; 2d for a weight that the first
-        and the last stage share from different ranks.
-        """
+        """Axes and number of ranks over which a gradient is summed."""
         layout, rank_of = self.layout, self.schedule.rank_of
         if self.shape.tied and weight.name == "embed.token.weight" and rank_of[0] != rank_of[-1]:
-            return ("dp", "pp"), 2 * layout.dp
+            return ("dp", "pp"), 2 * layout.dp  # the first and the last stage share it from different ranks
         if layout.sequence_parallel and weight.whole:
-            return ("dp", "tp"), layout.dp * layout.tp
+            return ("dp", "tp"), layout.dp * layout.tp  # each of t ranks holds it in full
         return ("dp",), layout.dp
 
     def place_in(self, bucket: Bucketful, place: int, dp_rank: int, tp_rank: int) -> int:
@@ -146,7 +126,7 @@ class Plan:
 
     @cached_property
     def timeline(self) -> Timeline:
-        """The simulated step; times are multiplications of a stage per token, a backward takes two forwards."""
+        """The simulated step: a stage takes its multiplications, a backward two forwards, a message no time."""
         costs = layer_costs(self.model)
         forward = [sum(costs[layer] for layer in stage) for stage in self.layers]
         return simulate(self.layout.make_schedule(), Costs(F=forward, I=forward, W=forward))
@@ -154,18 +134,13 @@ class Plan:
 
 @dataclass(frozen=True)
 class Bucketful:
-    """Gradients that are reduced together.
-
-    Args:
-        weights: the weights of these gradients.
-        axes, ranks: along which axes and over how many ranks they are summed.
-        stages: the stages of this rank that use the weights.
-    """
+    """Gradients that are reduced together."""
 
     weights: tuple[Weight, ...]
-    axes: tuple[str, ...]
-    ranks: int
-    stages: tuple[int, ...] = field(default=(0,))
+    axes: tuple[str, ...]  # along which they are summed
+    ranks: int  # over which they are summed
+    shards: int  # of the sums; without ZeRO 1
+    stages: tuple[int, ...]  # of this rank, that use the weights
 
     @property
     def line(self) -> tuple[tuple[str, ...], tuple[int, ...]]:
@@ -177,16 +152,143 @@ class Bucketful:
         """Whether stages of other ranks also use the weights."""
         return "pp" in self.axes
 
-    def size(self, sharded: bool) -> int:
-        """Elements; if sharded, padded with zeros to a multiple of the ranks."""
-        size = sum(weight.size for weight in self.weights)
-        return -(-size // self.ranks) * self.ranks if sharded else size
+    @cached_property
+    def size(self) -> int:
+        """Elements, padded with zeros to a multiple of the shards."""
+        return -(-sum(weight.size for weight in self.weights) // self.shards) * self.shards
 
 
 def step_bubble(plan: Plan) -> tuple[float, float]:
-    """The idle fraction of the time of all ranks: of these stages, and if all stages were equal.
-
-    From `simulate`: the time of a stage is proportional to its multiplications, backward takes twice its forward, and
-    messages take none.
-    """
+    """The idle fraction of the time of all ranks, from `simulate`: of these stages, and if all stages were equal."""
     return plan.timeline.bubble, simulate(plan.layout.make_schedule()).bubble
+
+
+# ---- messages --------------------------------------------------------------------------------------------------------
+
+Traffic = dict[tuple[str, str], tuple[int, float]]  # as `lib.trace.Trace.traffic`: (kind, axis) → calls, wire bytes
+Sends = Iterator[tuple[str, str, int, float, int]]  # kind, axis, ranks of the group, payload bytes, calls
+
+
+def step_traffic(plan: Plan, place: int) -> Traffic:
+    """All that a rank at this place in the pipeline sends in a step, by cause; ranks along d and t send the same."""
+    total: Traffic = {}
+    for cause in (layer_sends, message_sends, gradient_sends, scalar_sends):
+        for kind, axis, n, payload, calls in cause(plan, place):
+            if n > 1 and calls:  # a group of one sends nothing
+                before = total.get((kind, axis), (0, 0.0))
+                total[kind, axis] = before[0] + calls, before[1] + calls * wire_bytes(kind, payload, n)
+    return total
+
+
+def layer_sends(plan: Plan, place: int) -> Sends:
+    """Of tensor-parallel layers: 8(t−1)/t·bsh per block and microbatch, 10(t−1)/t·bsh with sequence parallelism.
+
+    Column layers gather their input again for a full backward, and keep it for a backward that is split into I and W.
+    """
+    layout, sizes = plan.layout, (plan.shape, plan.rows, plan.itemsize)
+    slices = {"sequence_parallel": layout.sequence_parallel}
+    for stage in plan.schedule.stages_on(place):
+        halves = sum(of == stage for of, _ in plan.schedule.in_halves)
+        for regather, microbatches in ((False, halves), (True, layout.microbatches - halves)):
+            calls = embed_calls(*sizes, **slices) if stage == 0 else Counter()
+            for layer in plan.layers[stage]:
+                if layer == plan.shape.num_layers:
+                    calls += head_calls(*sizes, **slices, regather=regather)
+                else:
+                    how = {"regather": regather, "recompute": layout.recompute}
+                    calls += block_calls(*sizes, layout.tp, **slices, **how)
+            for (kind, payload), n in calls.items():
+                yield kind, "tp", layout.tp, payload, microbatches * n
+
+
+def message_sends(plan: Plan, place: int) -> Sends:
+    """Between stages: bsh per boundary, direction, microbatch; bsh/t with sequence parallelism. Receives are free."""
+    slices = plan.layout.tp if plan.layout.sequence_parallel else 1
+    payload = plan.rows * plan.shape.context // slices * plan.shape.d_model * plan.itemsize
+    for kind, ops in (("send", SENDS), ("recv", RECVS)):
+        calls = sum(action.op in ops for action in plan.schedule.actions[place])
+        yield kind, "pp", plan.layout.pp, payload, calls
+
+
+def gradient_sends(plan: Plan, place: int) -> Sends:
+    """Sums of gradients, and the gather of parameters: 2(d−1)/d·Ψ/(t·p), zero=2 its first half per microbatch.
+
+    zero=3 gathers each unit twice per microbatch and reduce-scatters its gradients once. With sequence parallelism some
+    buckets are reduced over d·t ranks; a tied embedding is reduced over both ends of the pipeline.
+
+    Source: Rajbhandari et al. 2020 (ZeRO), section 7.
+    """
+    zero = plan.layout.zero
+    for bucket in plan.buckets(place):
+        group = plan.axis(*bucket.axes), bucket.ranks, bucket.size * plan.itemsize
+        if zero == 0:
+            yield "all_reduce", *group, 1
+        else:
+            yield "reduce_scatter", *group, num_sums(plan, place, bucket)
+            yield "all_gather", *group, 2 * plan.layout.microbatches if zero == 3 else 1
+
+
+def num_sums(plan: Plan, place: int, bucket: Bucketful) -> int:
+    """How often a bucket is summed in a step: once, and from zero=2 on after each microbatch.
+
+    A tied embedding waits for the backwards of all stages that use it. If one of these stages is on another rank, it
+    is summed once, at the end.
+    """
+    if plan.layout.zero < 2 or bucket.crosses:
+        return 1
+    sums, through = 0, set()
+    for stage, op, microbatch in plan.schedule.actions[place]:
+        if op == Op.REDUCE and stage in bucket.stages and microbatch != ALL:
+            through.add(stage)
+            if through == set(bucket.stages):
+                sums, through = sums + 1, set()
+    return sums + bool(through)
+
+
+def scalar_sends(plan: Plan, place: int) -> Sends:
+    """In float64: m losses over the pipeline, one over replicas; for clipping a norm over a replica or all ranks."""
+    layout = plan.layout
+    yield "broadcast", "pp", layout.pp, 8 * layout.microbatches, 1
+    yield "all_reduce", "dp", layout.dp, 8, 1
+    over = ("world", layout.num_ranks) if layout.zero else (plan.axis("pp", "tp"), layout.pp * layout.tp)
+    yield "all_reduce", *over, 8, 1
+
+
+def bytes_out_of_a_node(plan: Plan, ranks_per_node: int) -> dict[tuple[str, str], float]:
+    """(kind, axis) → bytes per step that leave the node that sends most of it, and that its network card carries.
+
+    Consecutive ranks share a node. A collective is a ring in the order of ranks, as in gloo: a rank sends out of its
+    node if the next rank is on another. With t ranks on two nodes that is one rank of each node, not t/2 of them.
+    """
+    sent_of = [step_traffic(plan, place) for place in range(plan.layout.pp)]
+    most = {}
+    for key in sorted({key for traffic in sent_of for key in traffic if key[0] != "recv"}):
+        out: Counter[int] = Counter()
+        for group in _groups(plan, key[1]):
+            ring = [rank for rank in group if key in sent_of[plan.place(rank)]]
+            for rank, after in zip(ring, ring[1:] + ring[:1], strict=True):
+                calls, sent = sent_of[plan.place(rank)][key]
+                to = _receivers(plan, rank, group) if key[0] == "send" else {after: calls}
+                node = rank // ranks_per_node
+                out[node] += sent / calls * sum(n for other, n in to.items() if other // ranks_per_node != node)
+        most[key] = max(out.values(), default=0.0)
+    return most
+
+
+def _groups(plan: Plan, axis: str) -> list[list[int]]:
+    """The groups along an axis, several joined by ×, or the world."""
+    along = plan.layout.sizes if axis == "world" else axis.split("×")
+    groups: dict[tuple[int, ...], list[int]] = {}
+    for rank in range(plan.layout.num_ranks):
+        here = plan.layout.coordinates(rank)
+        groups.setdefault(tuple(i for name, i in here.items() if name not in along), []).append(rank)
+    return list(groups.values())
+
+
+def _receivers(plan: Plan, rank: int, pipeline: list[int]) -> Counter[int]:
+    """The ranks to which a rank of a pipeline sends in a step, and how often."""
+    return Counter(
+        pipeline[plan.schedule.rank_of[stage + (1 if op == Op.SEND_F else -1)]]
+        for stage, op, _ in plan.schedule.actions[plan.place(rank)]
+        if op in SENDS
+    )

@@ -1,17 +1,18 @@
 """One report of a run before it starts: what each rank holds, sends and waits for, and what goes into the numbers.
 
 A `Plan` gives exact bytes of a model of this library; a `Training` and a layout give formulas, with seconds, for any
-model on a cluster. `lib.planner.text` prints both alike.
+model on a cluster. A report prints both alike, about 100 characters wide.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from itertools import accumulate, groupby
 
-from lib.cost.bubble import bubble, kept_by
+from lib.cost.bubble import bubble
 from lib.cost.hardware import device_text
 from lib.cost.models import NOT_MODELLED, model_text
 from lib.cost.sizes import ModelShape
@@ -19,13 +20,13 @@ from lib.layout import Layout
 from lib.pipeline.gantt import gantt
 from lib.pipeline.schedules.action import Op
 from lib.planner.peak import not_counted, step_memory
-from lib.planner.plan import Plan, step_bubble
-from lib.planner.search import bytes_of_rank
-from lib.planner.seconds import OPTIMIZER_BYTES, stage_layers, step_s
-from lib.planner.traffic import bytes_out_of_a_node, step_traffic
+from lib.planner.plan import Plan, bytes_out_of_a_node, step_bubble, step_traffic
+from lib.planner.search import Planned, bytes_of_rank, layout_text, share_of_rank, why_slower
+from lib.planner.seconds import OPTIMIZER_BYTES, step_s
 from lib.planner.training import SHARES, Cluster, Layout4D, Stack, Training
 
 WIDTH, MOST_GANTT_ROWS = 100, 8
+MOST_PLACES = 16  # of a pipeline that are listed
 KINDS = {"parameters": "parameter", "gradients": "gradient", "optimizer": "optimizer", "activations": "activation"}
 
 
@@ -33,37 +34,110 @@ KINDS = {"parameters": "parameter", "gradients": "gradient", "optimizer": "optim
 class Report:
     """What is known of a run before it starts; `dataclasses.asdict` makes plain data of it.
 
-    Args:
-        axes: the layout in words, a line for each axis.
-        places: in the pipeline: `ranks` and `layers` in words; `parameters`, and microbatches `in_flight`, of a rank;
-            kind → bytes `held`, each at its own peak, and at that of their `total`.
-        sends: of a rank in a step: `what`; `calls`, where counted, and `bytes`, of the place that sends least and of
-            the place that sends most; `where`.
-        waits: the bubble in words, and its picture.
-        notes: whether the bytes fit, or what they leave out.
-        seconds: kind → seconds of a step; an exact plan has none.
-        answers: what follows from the seconds: tokens per second, utilisation, days, money.
-        assumes: subject → all numbers that went in, in words.
+    A place in the pipeline has `ranks` and `layers` in words; `parameters`, and microbatches `in_flight`, of a rank;
+    kind → bytes `held`, each at its own peak, and at that of their `total`. What a rank sends has `what`; `calls`,
+    where counted, and `bytes`, of the place that sends least and of the place that sends most; `where`.
     """
 
-    axes: list[str]
+    axes: list[str]  # the layout in words
     places: list[dict]
-    sends: list[dict]
-    waits: list[str]
-    notes: list[str]
-    seconds: dict[str, float] = field(default_factory=dict)
-    answers: dict[str, float] = field(default_factory=dict)
-    assumes: dict[str, str] = field(default_factory=dict)
+    sends: list[dict]  # in a step
+    waits: list[str]  # the bubble in words, and its picture
+    notes: list[str]  # whether the bytes fit, or what they leave out
+    seconds: dict[str, float] = field(default_factory=dict)  # of a step, by kind; an exact plan has none
+    answers: dict[str, float] = field(default_factory=dict)  # tokens per second, utilisation, days, money
+    assumes: dict[str, str] = field(default_factory=dict)  # subject → all numbers that went in, in words
 
-    @property
-    def peak_bytes(self) -> float:
-        """Of the place with the highest peak."""
-        return max(place["held"]["total"] for place in self.places)
+    def __str__(self) -> str:
+        assumes = ["assumes"] * bool(self.assumes) + [f"{name}: {said}" for name, said in self.assumes.items()]
+        parts = self.axes, self._held(), [self._sent()], self.waits, self._answered(), assumes
+        return "\n\n".join(wrapped(part) for part in parts if part)
+
+    def _held(self) -> list[str]:
+        """A row for each place in the pipeline; and why the highest peak is higher than the lowest."""
+        most, least = (of(self.places, key=lambda place: place["held"]["total"]) for of in (max, min))
+        is_large = most["held"]["total"] >= 1e9
+        unit, scale, form = ("GB", 1e9, ".2f") if is_large else ("MB", 1e6, ".3f")
+        kinds = [kind for kind in most["held"] if any(place["held"][kind] for place in self.places)]
+        rows = [["ranks", "layers", "Ψ", "m kept", *kinds[:-1], f"total {unit}"]]
+        for place in self.places:
+            sizes = [format(place["held"][kind] / scale, form) for kind in kinds]
+            psi = f"{place['parameters'] / 1e9:.3f}e9" if is_large else f"{place['parameters']:,}"
+            rows.append([place["ranks"], place["layers"], psi, f"{place['in_flight']:.3g}", *sizes])
+        if len(self.places) > MOST_PLACES:
+            rows[MOST_PLACES // 2 : -MOST_PLACES // 2] = [["…", *[""] * (len(rows[0]) - 1)]]
+        more = {kind: (most["held"][kind] - least["held"][kind]) / scale for kind in kinds[:-1]}
+        why = max(more, key=more.get)
+        flights = f", {most['in_flight']:.3g} microbatches in flight instead of {least['in_flight']:.3g}"
+        than = f"than on ranks {least['ranks']}{flights if why == 'activations' else ''}"
+        highest = f"highest on ranks {most['ranks']}: {more[why]:{form}} {unit} more {why} {than}"
+        return [table(rows), *([highest] if more[why] > 0 else []), *self.notes]
+
+    def _sent(self) -> str:
+        """A row for each kind of message; a range goes from the place that sends least to the place that sends most."""
+        if not self.sends:
+            return "nothing is sent"
+        is_exact = self.sends[0]["calls"] is not None
+        unit, scale, form = ("MB", 1e6, ".3f") if is_exact else ("GB", 1e9, ".2f")
+        rows = [["sent by a rank in a step", *["calls"] * is_exact, unit, "nodes"]]
+        for sent in self.sends:
+            calls = [_range(sent["calls"], "d")] if is_exact else []
+            rows.append([sent["what"], *calls, _range([n / scale for n in sent["bytes"]], form), sent["where"]])
+        return table(rows)
+
+    def _answered(self) -> list[str]:
+        """Seconds by kind; tokens per second; utilisation, with the attention that it counts; days and money."""
+        of, lines = self.answers, []
+        if of:
+            kinds = [f"{kind} {s:.2f} ({s / of['step_s']:.0%})" for kind, s in self.seconds.items() if s]
+            lines.append(f"{of['step_s']:.2f} s per step: {', '.join(kinds)}")
+            lines.append(f"{of['tokens_per_s']:,.0f} tokens/s, {of['tokens_per_s_per_gpu']:,.0f} tokens/s per GPU")
+            used = "MFU {:.1%}, HFU {:.1%}, counting "
+            lines.append(used.format(of["mfu"], of["hfu"]) + "the full s x s matrix of attention")
+            if of["mfu"] > 1.1 * of["mfu_causal"]:
+                half = "its causal half, all that a fused kernel computes"
+                lines.append(used.format(of["mfu_causal"], of["hfu_causal"]) + half)
+        if "days" in of:
+            tokens = f"{of['tokens'] / 1e9:,.6g} billion tokens"
+            lines.append(f"{tokens}: {of['days']:,.1f} days, {of['gpu_hours']:,.0f} GPU hours")
+        if "money" in of:
+            lines[-1] += f", {of['money']:,.0f} at {of['price_per_gpu_hour']:g} per GPU hour"
+        return lines
 
 
-def _axes(
-    shape: ModelShape, batch: int, sizes: dict[str, int], schedule: str, m: int, layout: Layout | Layout4D
-) -> list[str]:
+def _range(numbers: Sequence[float], form: str) -> str:
+    least, most = (format(number, form) for number in numbers)
+    return most if least == most else f"{least} to {most}"
+
+
+def others_text(found: list[Planned], mine: Planned | None, nothing: str = "") -> str:
+    """The fastest layouts of a search, or why there is `nothing`; how much slower others and `mine` are, and why."""
+    lines = ["the fastest layouts that fit:" if found else nothing]
+    for place, one in enumerate(found, 1):
+        said = f"{layout_text(one.layout)}, {one.memory.total / 1e9:.1f} GB, {one.seconds.total:.2f} s"
+        lines.append(f"{place}. {said}" + (f": {why_slower(found[0], one)}" if place > 1 else ""))
+    if mine and found:
+        slower = mine.seconds.total > found[0].seconds.total
+        lines.append(f"yours is {why_slower(found[0], mine) if slower else 'as fast as the fastest that was found'}")
+    return wrapped(lines)
+
+
+def wrapped(lines: Iterable[str]) -> str:
+    """Lines of text in lines of at most `WIDTH`; a table stays as it is."""
+    how = {"width": WIDTH, "subsequent_indent": "  ", "break_on_hyphens": False}
+    return "\n".join(line if "\n" in line else textwrap.fill(line, **how) for line in lines)
+
+
+def table(rows: list[list[str]]) -> str:
+    """Rows as columns side by side; words to the left, numbers to the right."""
+    columns = []
+    for i, column in enumerate(zip(*rows, strict=True)):
+        place = str.ljust if i == 0 or not column[-1][:1].isdigit() else str.rjust
+        columns.append([place(cell, max(map(len, column))) for cell in column])
+    return "\n".join("  ".join(row).rstrip() for row in zip(*columns, strict=True))
+
+
+def _axes(shape: ModelShape, batch: int, sizes: dict, schedule: str, m: int, layout: Layout | Layout4D) -> list[str]:
     """The layout in words: the dimension that each axis splits."""
     order = " x ".join(f"{axis} {n}" for axis, n in sizes.items())
     dp, tp, own = sizes["dp"], sizes["tp"], shape.context // sizes.get("cp", 1)
@@ -89,22 +163,26 @@ def report_of_plan(plan: Plan, ranks_per_node: int) -> Report:
         places.append(
             {
                 "ranks": ranks_text(ranks),
-                "layers": " + ".join(_layers(plan, stage) for stage in plan.stages(place)),
-                "parameters": plan.num_parameters(place),
+                "layers": " + ".join(_layers(plan, stage) for stage in plan.schedule.stages_on(place)),
+                "parameters": sum(weight.size for bucket in plan.buckets(place) for weight in bucket.weights),
                 "in_flight": max(accumulate(steps)) / layout.stages_per_rank,
                 "held": {kind: held[one] for kind, one in KINDS.items()} | {"total": held["total"]},
             }
         )
     words = _axes(plan.shape, plan.global_batch, layout.sizes, plan.schedule.name, layout.microbatches, layout)
-    notes = [f"not exact: {left_out}" for left_out in not_counted(plan)]
-    return Report(words, places, _plan_sends(plan, ranks_per_node), _plan_waits(plan), notes)
+    notes, waits = [f"not exact: {left_out}" for left_out in not_counted(plan)], []
+    if layout.pp > 1:
+        waits, (bubble, equal) = gantt(plan.timeline).splitlines(), step_bubble(plan)
+        if len(waits) > MOST_GANTT_ROWS or max(map(len, waits)) > WIDTH:
+            waits = [f"(its {len(waits)} rows are too large to be drawn here)"]
+        waits.insert(0, f"bubble: {bubble:.1%} of all ranks' time (were all stages equal, {equal:.1%})")
+    return Report(words, places, _plan_sends(plan, ranks_per_node), waits, notes)
 
 
 def _layers(plan: Plan, stage: int) -> str:
-    blocks = [layer for layer in plan.layers[stage] if layer < plan.model.num_layers]
-    parts = ["embed"] if stage == 0 else []
-    parts += [ranks_text(blocks)] if blocks else []
-    return " ".join(parts + (["head"] if plan.model.num_layers in plan.layers[stage] else []))
+    layers, head = plan.layers[stage], plan.model.num_layers
+    words = "embed" * (stage == 0), ranks_text([layer for layer in layers if layer < head]), "head" * (head in layers)
+    return " ".join(filter(None, words))
 
 
 def ranks_text(ranks: Sequence[int]) -> str:
@@ -125,29 +203,11 @@ def _plan_sends(plan: Plan, ranks_per_node: int) -> list[dict]:
     return sends
 
 
-def _plan_waits(plan: Plan) -> list[str]:
-    """The bubble, and the pipeline in letters where it fits."""
-    if plan.layout.pp == 1:
-        return []
-    picture, (bubble, equal) = gantt(plan.timeline).splitlines(), step_bubble(plan)
-    if len(picture) > MOST_GANTT_ROWS or max(map(len, picture)) > WIDTH:
-        picture = [f"(its {len(picture)} rows are too large to be drawn here)"]
-    return [f"bubble: {bubble:.1%} of all ranks' time (were all stages equal, {equal:.1%})", *picture]
-
-
 # ---- of a training --------------------------------------------------------------------------------------------------
 
 
 def report_of_layout(training: Training, layout: Layout4D, tokens: float = 0, price: float = 0) -> Report:
-    """Bytes and seconds of a run on a cluster, from formulas.
-
-    Args:
-        tokens: of the whole training, for its days.
-        price: of a GPU for an hour, for the money.
-
-    Raises:
-        ValueError: the layout and the cluster have different numbers of GPUs.
-    """
+    """Bytes and seconds of a run on a cluster, from formulas; days for `tokens`, money at a `price` per GPU hour."""
     model, batch, seconds = training.model, training.global_batch, step_s(training, layout)
     (tp, cp, pp, dp, _, v), step, of_step = layout[:6], seconds.total, batch * model.context
     m, is_1f1b = max(1, int(layout.microbatches(batch))), layout.schedule == "1f1b"
@@ -169,7 +229,7 @@ def report_of_layout(training: Training, layout: Layout4D, tokens: float = 0, pr
         hours = tokens / of_step * step / 3600
         answers |= {"tokens": tokens, "days": hours / 24, "gpu_hours": hours * layout.gpus}
         answers |= {"price_per_gpu_hour": price, "money": price * answers["gpu_hours"]} if price else {}
-    places, sends = [_place(training, layout, m, place) for place in range(pp)], _sends(training, layout)
+    places, sends = [_place(training, layout, place) for place in range(pp)], _sends(training, layout)
     need, room = max(place["held"]["total"] for place in places) / 1e9, training.room_bytes / 1e9
     fits = f"{'fits' if need <= room else 'does not fit'}: {need:.1f} of {room:.1f} GB"
     cluster, constants = training.cluster, asdict(training.stack)
@@ -182,16 +242,15 @@ def report_of_layout(training: Training, layout: Layout4D, tokens: float = 0, pr
     return Report(words, places, sends, waits, [fits], seconds._asdict(), answers, inputs)
 
 
-def _place(training: Training, layout: Layout4D, m: int, place: int) -> dict:
-    pp, v, is_v, n = layout.pp, layout.stages_per_rank, layout.schedule == "zb-v", layout.gpus // layout.pp
-    held, embeds, heads = bytes_of_rank(training, layout, place), place == 0, place == (0 if is_v else pp - 1)
-    blocks = stage_layers(training.model.num_layers, pp, v, layout.schedule)[embeds or heads]
+def _place(training: Training, layout: Layout4D, place: int) -> dict:
+    n, held = layout.gpus // layout.pp, bytes_of_rank(training, layout, place)
+    embeds, heads, blocks, in_flight = share_of_rank(training, layout, place)
     sharded = layout.shards if layout.zero == 3 else 1
     return {
         "ranks": ranks_text(range(place * n, place * n + n)),
         "layers": "embed " * embeds + f"{blocks:g}" + " head" * heads,
         "parameters": int(held.parameters / training.stack.recipe.weight_bytes * sharded),
-        "in_flight": min(m, pp) if is_v else kept_by(place, pp, m, v),
+        "in_flight": in_flight,
         "held": held._asdict() | {"total": held.total},
     }
 

@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import json
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from lib.cost.models import known
 from lib.cost.sizes import LLAMA, ModelShape
+from lib.planner.report import table
 from lib.planner.seconds import Seconds, step_s
 from lib.planner.training import CALIBRATED, GPUS, Cluster, Layout4D, Training, stack_for
 
-# torchtitan's H100s have 96 GB and 500 W.
-CARD_OF = {("titan", "h100"): "h100-500w"}
+CARD_OF = {("titan", "h100"): "h100-500w"}  # torchtitan's have 96 GB and 500 W
 SAME = {"selective (per operation)": "ops"}
 STACK_OF = dict.fromkeys(("sc21", "korthikanti", "zb"), "megatron-2021") | {"aa": "aleph-alpha", "llama3": "llama3"}
 PUBLISHERS = {"sc21": "Narayanan", "korthikanti": "Korthikanti", "llama3": "Llama 3", "nemo": "DGX Cloud"}
@@ -95,9 +96,7 @@ def predict(row: Mapping) -> Prediction:
     seconds, stack = step_s(training, layout), row.get("stack", "")
     tflops = training.utilisation(seconds.total) * training.cluster.device.peak_flops / 1e12
     group = row.get("group") or f"{PUBLISHERS.get(stack, stack)} {row['gpu']}".strip()
-    evidence = row.get("evidence", "in view")
-    if row.get("id") in CALIBRATED.values():
-        evidence = "calibrated"
+    evidence = "calibrated" if row.get("id") in CALIBRATED.values() else row.get("evidence", "in view")
     same = training.model, *layout._replace(dp=0, replicas=0), layout.microbatches(row["global_batch"])
     more = f"{_stack(row)}, {row['gpu']}", evidence, (group, _stack(row), *same), "FP8" if row.get("fp8") else ""
     return Prediction(row.get("id", ""), group, seconds, row["step_s"], tflops, *more)
@@ -118,3 +117,37 @@ def medians(errors: Iterable[tuple[str, float]]) -> dict[str, tuple[int, float, 
         groups.setdefault(group, []).append(abs(error))
     groups["all"] = [error for found in groups.values() for error in found]
     return {name: (len(found), statistics.median(found), max(found)) for name, found in groups.items() if found}
+
+
+def rows_json(predictions: list[Prediction]) -> dict:
+    """Runs and medians as plain data; an error of 0.05 is 5 % too many seconds."""
+    names, once = "id group measured_s tflops error evidence without".split(), distinct(predictions)
+    runs = [{name: getattr(one, name) for name in names} | {"kinds": one.seconds._asdict()} for one in predictions]
+    said: dict = {"runs": [run | {"seconds": sum(run["kinds"].values())} for run in runs]}
+    for kind, field in {"medians": "group", "stacks": "stack", "evidence": "evidence"}.items():
+        number = Counter(word for one in predictions for word in (getattr(one, field), "all"))
+        said[kind] = {
+            key: {"runs": number[key], "configurations": n, "median": median, "worst": worst}
+            for key, (n, median, worst) in medians((getattr(one, field), one.error) for one in once).items()
+        }
+    return said
+
+
+def rows_text(predictions: list[Prediction]) -> str:
+    """Measured and predicted seconds, a line for each run, and the medians of each group."""
+    plain = rows_json(predictions)
+    rows = [["run", "measured s", "predicted s", "error", "TFLOP/s", "constants", "mostly"]]
+    for one in plain["runs"]:
+        kind = max(one["kinds"], key=one["kinds"].get)
+        mostly = f"{one['kinds'][kind] / one['seconds']:.0%} {kind}"
+        mostly += f"; {one['without']} is not modelled" if one["without"] else ""
+        times = f"{one['measured_s']:.3f}", f"{one['seconds']:.3f}", f"{one['error']:+.1%}", f"{one['tflops']:.0f}"
+        rows.append([one["id"], *times, one["evidence"], mostly])
+    tables = [table(rows)]
+    for kind, name in (("medians", "group"), ("stacks", "stack, GPU"), ("evidence", "constants")):
+        lines = [[name, "runs", "configurations", "median", "worst"]]
+        for key, of in plain[kind].items():
+            counts = str(of["runs"]), str(of["configurations"])
+            lines.append([key, *counts, f"{of['median']:.1%}", f"{of['worst']:.1%}"])
+        tables.append(table(lines))
+    return "\n\n".join(tables)

@@ -3,14 +3,11 @@
 The problem: a cluster of 16,384 GPUs has thousands of layouts, and a person compares three. The idea: list them all,
 drop those that do not fit, and sort. A layout takes microseconds, because the costs of a block are computed once for
 each (tp, cp, microbatch, recomputation).
-
-Memory is model states by the stage of ZeRO (`lib.cost.held`); activations of the blocks of a rank, times the
-microbatches in flight at the peak (`lib.cost.bubble.kept_by`); and logits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import islice, product
 from typing import NamedTuple
@@ -58,15 +55,12 @@ def fits(training: Training, layout: Layout4D) -> bool:
 
 def bytes_of_rank(training: Training, layout: Layout4D, rank: int) -> Bytes:
     """By kind, on a rank at this place in the pipeline."""
-    tp, cp, pp, dp, rows, v, zero, slices, recompute, schedule, _, every, chunks = layout
-    model, stack, is_v = training.model, training.stack, schedule == "zb-v"
-    has_embedding, has_head = rank == 0, rank == (0 if is_v else pp - 1)
-    blocks = stage_layers(model.num_layers, pp, v, schedule)[has_embedding or has_head]
+    tp, cp, _, _, rows, _, zero, slices, recompute, _, _, every, chunks = layout
+    model, stack = training.model, training.stack
+    has_embedding, has_head, blocks, in_flight = share_of_rank(training, layout, rank)
     ends = has_embedding + (has_head and not (has_embedding and model.tied))
     held = (blocks * training.block_parameters + ends * training.end_parameters) / tp
     state = state_bytes(held, stack.recipe, zero=zero, dp=layout.shards)
-    m = max(1, int(layout.microbatches(training.global_batch)))
-    in_flight = min(m, pp) if is_v else kept_by(rank, pp, m, v)
     of_block = training, tp, cp, rows, slices
     kept = in_flight * blocks * block_kept_bytes(*of_block, recompute, every)
     # What a block recomputes, while its backward runs; beside the input from which it is all recomputed.
@@ -75,6 +69,15 @@ def bytes_of_rank(training: Training, layout: Layout4D, rank: int) -> Bytes:
     logits = stack.logits_bytes * rows * model.context / cp * model.vocab_size / tp / chunks if has_head else 0.0
     gathered = 2 * (stack.recipe.weight_bytes + 2) * training.block_parameters / tp if zero == 3 else 0.0
     return Bytes(*state.values(), stack.spare_activations * kept, logits, gathered)
+
+
+def share_of_rank(training: Training, layout: Layout4D, rank: int) -> tuple[bool, bool, float, float]:
+    """Whether a rank has the embedding, and the head; its blocks; and the microbatches in flight at its peak."""
+    pp, v, is_v = layout.pp, layout.stages_per_rank, layout.schedule == "zb-v"
+    embeds, heads = rank == 0, rank == (0 if is_v else pp - 1)
+    blocks = stage_layers(training.model.num_layers, pp, v, layout.schedule)[embeds or heads]
+    m = max(1, int(layout.microbatches(training.global_batch)))
+    return embeds, heads, blocks, min(m, pp) if is_v else kept_by(rank, pp, m, v)
 
 
 class Planned(NamedTuple):
@@ -112,11 +115,7 @@ class Choices:
     hybrid: bool = False
 
 
-ALL_OPEN = Choices(recompute=PLANNED_RECOMPUTE, every=(1, 2), loss_chunks=(1, 8), context_parallel=True)
-ALL_OPEN = replace(ALL_OPEN, zero_bubble=True, hybrid=True)
-
-
-MORE = {"context parallelism": {"context_parallel": True}, "a loss in pieces": {"loss_chunks": (1, 8)}}
+ALL_OPEN = Choices((0, 1, 3), PLANNED_RECOMPUTE, (1, 2), (1, 8), context_parallel=True, zero_bubble=True, hybrid=True)
 
 
 def possible_tp(training: Training) -> list[int]:
@@ -192,7 +191,7 @@ def best_layouts(training: Training, choices: Choices | None = None, best: int =
 
 def _nothing(training: Training, choices: Choices, held: dict[Layout4D, Bytes]) -> str:
     """Why there is no layout, and ways out, each of them tried."""
-    model, gpus, batch, ways, dps = training.model, training.cluster.gpus, training.global_batch, [], []
+    model, gpus, batch, dps = training.model, training.cluster.gpus, training.global_batch, []
     if held:
         layout = min(held, key=lambda layout: held[layout].total)
         size, more = held[layout].total / 1e9, (held[layout].total - training.room_bytes) / 1e9
@@ -203,61 +202,50 @@ def _nothing(training: Training, choices: Choices, held: dict[Layout4D, Bytes]) 
         why = f"the batch is the reason: {shared}, and a batch of {batch:,} divides by none of them"
     else:
         why = f"no layout cuts {model.num_layers} layers and {model.num_heads} heads evenly over {gpus:,} GPUs"
+    ways, more = [], {"context parallelism": {"context_parallel": True}, "a loss in pieces": {"loss_chunks": (1, 8)}}
     if held or not dps:
-        ways = [f"{n:,} GPUs" for n in fewest_gpus(training, choices)]
-        more = {name: replace(choices, **more) for name, more in MORE.items()}
-        ways += [name for name, one in more.items() if one != choices and _fits_some(training, one)]
+        many = {2**k for k in range(21)} | {training.cluster.per_node * k for k in range(1, 65)}  # up to 64 nodes
+        larger = [replace(training, cluster=replace(training.cluster, gpus=n)) for n in sorted(many) if n > gpus]
+        ways = [f"{one.cluster.gpus:,} GPUs" for one in _first_that_fits(larger, choices)]
+        wider = {name: replace(choices, **one) for name, one in more.items()}
+        ways += [name for name, one in wider.items() if one != choices and _first_that_fits([training], one)]
         if not ways:
-            widest = replace(choices, context_parallel=True, loss_chunks=(1, 8))
-            ways = [f"{n:,} GPUs, with {' and '.join(MORE)}" for n in fewest_gpus(training, widest)]
+            found = _first_that_fits(larger, replace(choices, context_parallel=True, loss_chunks=(1, 8)))
+            ways = [f"{one.cluster.gpus:,} GPUs, with {' and '.join(more)}" for one in found]
     if not ways:  # the batch that fits the most layouts, but not twice as large if there is a smaller one
         batches = sorted({-(-batch // n) * n for n in divisors(gpus)}, key=lambda n: n if n >= 2 * batch else -n)
-        tried = (n for n in batches if _fits_some(replace(training, global_batch=n), choices))
-        ways = [f"a batch of {n:,} sequences" for n in islice(tried, 1)]
+        found = _first_that_fits((replace(training, global_batch=n) for n in batches), choices)
+        ways = [f"a batch of {one.global_batch:,} sequences" for one in found]
     if not ways:
         shorter = (replace(training, model=replace(model, context=model.context >> k)) for k in range(1, 30))
-        tried = (one.model.context for one in shorter if _fits_some(one, choices))
-        ways = [f"sequences of {n:,} tokens" for n in islice(tried, 1)]
+        ways = [f"sequences of {one.model.context:,} tokens" for one in _first_that_fits(shorter, choices)]
     return f"{why}; use {' or '.join(ways) or 'a GPU with more memory'}"
 
 
-def _fits_some(training: Training, choices: Choices) -> bool:
-    return any(fits(training, layout) for layout in all_layouts(training, choices))
-
-
-def fewest_gpus(training: Training, choices: Choices) -> list[int]:
-    """The smallest number of GPUs, more than there are, on which a layout fits: a power of two, or up to 64 nodes.
-
-    Empty: none up to a million.
-    """
-    cluster, parameters = training.cluster, training.model.num_layers * training.block_parameters
-    state = parameters * training.stack.recipe.bytes_per_parameter  # which is somewhere at least once
-    many = sorted({2**k for k in range(21)} | {cluster.per_node * k for k in range(1, 65)})
-    least = (n for n in many if n > cluster.gpus and n * training.room_bytes >= state)
-    trainings = (replace(training, cluster=replace(cluster, gpus=n)) for n in least)
-    return [*islice((one.cluster.gpus for one in trainings if _fits_some(one, choices)), 1)]
+def _first_that_fits(trainings: Iterable[Training], choices: Choices) -> list[Training]:
+    """The first that has a layout; empty if none has."""
+    able = (one for one in trainings if any(fits(one, layout) for layout in all_layouts(one, choices)))
+    return [*islice(able, 1)]
 
 
 def why_slower(one: Planned, other: Planned) -> str:
     """Why the second layout is slower, in a clause: the kind with the largest difference from the first."""
     differences = {kind: b - a for kind, a, b in zip(Seconds._fields, one.seconds, other.seconds, strict=True)}
     kind = max(differences, key=lambda kind: differences[kind])
-    whole = other.seconds.total / one.seconds.total - 1
-    return f"{whole:.1%} slower: {differences[kind]:.3g} s more for {kind}"
+    return f"{other.seconds.total / one.seconds.total - 1:.1%} slower: {differences[kind]:.3g} s more for {kind}"
 
 
 def layout_text(layout: Layout4D) -> str:
     """A layout in a line: `tp 8 · pp 4 · dp 2, b 1, v 2, ZeRO-1, sp`."""
-    sizes = zip(("tp", "cp", "pp", "dp"), layout[:4], strict=True)
-    axes = [f"{axis} {n}" for axis, n in sizes if n > 1 or axis != "cp"]
+    tp, cp, pp, dp, rows, v, zero, slices, recompute, schedule, copies, every, chunks = layout
     options = {
-        f"v {layout.stages_per_rank}": layout.stages_per_rank > 1,
-        f"ZeRO-{layout.zero}": layout.zero > 0,
-        "sp": layout.sequence_parallel,
-        f"{layout.replicas} copies": layout.replicas > 1,
-        f"recompute {layout.recompute}" + (f", 1 in {layout.every}" if layout.every > 1 else ""): layout.recompute
-        != "none",
-        f"loss in {layout.loss_chunks}": layout.loss_chunks > 1,
-        layout.schedule: layout.schedule != "1f1b",
+        f"tp {tp}" + f" · cp {cp}" * (cp > 1) + f" · pp {pp} · dp {dp}, b {rows}": True,
+        f"v {v}": v > 1,
+        f"ZeRO-{zero}": zero > 0,
+        "sp": slices,
+        f"{copies} copies": copies > 1,
+        f"recompute {recompute}" + f", 1 in {every}" * (every > 1): recompute != "none",
+        f"loss in {chunks}": chunks > 1,
+        schedule: schedule != "1f1b",
     }
-    return ", ".join([" · ".join(axes), f"b {layout.rows}", *(name for name, on in options.items() if on)])
+    return ", ".join(words for words, holds in options.items() if holds)

@@ -11,13 +11,11 @@ The idea, in ten lines (m microbatches of r = b·s/c tokens on a rank, W weights
     dp           reduction of gradients, all-gather of parameters; less the part that backward hides
     optimizer    30 bytes per parameter that a rank updates, ÷ memory bandwidth
 
-Each line is a formula of the papers; the stack has the shares, and two of them are calibrated. Chapter 14 compares the
-sum with published runs.
+Each line is a formula of the papers; the stack has the shares. Chapter 14 compares the sum with published runs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -57,7 +55,7 @@ def step_s(training: Training, layout: Layout4D) -> Seconds:
         ValueError: the layout and the cluster have different numbers of GPUs.
     """
     tp, cp, pp, dp, rows, v, zero, slices, recompute, schedule, copies, every, chunks = layout
-    model, cluster, stack = training.model, training.cluster, training.stack
+    model, cluster, stack, shards = training.model, training.cluster, training.stack, layout.shards
     if layout.gpus != cluster.gpus:
         given = f"tp {tp} x cp {cp} x pp {pp} x dp {dp}"
         raise ValueError(f"{given} are {layout.gpus} GPUs, the cluster has {cluster.gpus}")
@@ -72,20 +70,18 @@ def step_s(training: Training, layout: Layout4D) -> Seconds:
     messages = 2 * v * message / link * (stack.exposed_pp if v > 1 else 1) if pp > 1 else 0.0
     of_block = sum(block)
     stage = layers * of_block + messages
-    slowest = max(layers * of_block, with_head * of_block + head) + messages
-    ends = slowest - messages - layers * of_block  # time of the head for which all stages wait
+    ends = max(0.0, head - (layers - with_head) * of_block)  # time of the head for which all stages wait
     m = layout.microbatches(training.global_batch)
 
-    shards, gradient = layout.shards, stack.recipe.gradient_bytes
     mine = training.block_parameters * model.num_layers / pp / tp + training.end_parameters / tp
+    gather = _gather_s(training, mine, shards, tp)  # of a byte per parameter; a reduce-scatter takes the same time
+    copy = 2 * _gather_s(training, mine / shards, copies, tp * shards)  # an all-reduce of a shard is both
     if zero == 3:  # per microbatch two all-gathers of parameters and a reduce-scatter of gradients, all in 16 bit
-        once = _over_dp_s(training, 3 * 2 * mine, shards, tp) + _over_copies_s(training, 2 * mine, layout)
-        exposed = stack.exposed_zero3 * m * once
+        exposed = stack.exposed_zero3 * m * 2 * (3 * gather + copy)
     else:  # an all-reduce of gradients, or a reduce-scatter of gradients and an all-gather of parameters
-        second = stack.recipe.weight_bytes if zero else gradient
+        gradient = stack.recipe.gradient_bytes
         times = m if zero == 2 else 1  # a rank that keeps a shard of gradients reduces each microbatch
-        exposed = _over_dp_s(training, (times * gradient + second) * mine, shards, tp)
-        exposed += times * _over_copies_s(training, gradient * mine, layout)
+        exposed = times * gradient * (gather + copy) + (stack.recipe.weight_bytes if zero else gradient) * gather
         if stack.overlaps_dp:
             exposed = max(0.0, exposed - times * layers * backward_s(block))
     updated = mine / (shards if zero else 1)
@@ -124,7 +120,7 @@ def matmul_s(training: Training, flops: float, rows: float, columns: float) -> f
     return flops * slower / (training.cluster.device.peak_flops * stack.matmul_share)
 
 
-def backward_s(block: Sequence[float]) -> float:
+def backward_s(block: tuple[float, ...]) -> float:
     """The seconds of backward in the result of `block_s`: 2/3 of the matmuls, 3/5 of the memory traffic."""
     return 2 / 3 * (block[0] + block[1]) + 3 / 5 * block[2]
 
@@ -177,13 +173,5 @@ def block_s(
     return matmuls, attention, memory, over_tp, over_cp
 
 
-def _over_copies_s(training: Training, gradient_bytes: float, layout: Layout4D) -> float:
-    """An all-reduce of a shard of gradients over the copies of the model; ZeRO shards over neighbours."""
-    stride = layout.tp * layout.shards
-    return 2 * _over_dp_s(training, gradient_bytes / layout.shards, layout.replicas, stride)
-
-
-def _over_dp_s(training: Training, gathered_bytes: float, replicas: int, tp: int) -> float:
-    """An all-gather over data-parallel ranks; a reduce-scatter takes the same time, an all-reduce is both."""
-    sent = wire_bytes("all_gather", gathered_bytes, replicas)
-    return sent / training.cluster.bandwidth(training.stack, replicas, tp)
+def _gather_s(training: Training, gathered_bytes: float, ranks: int, stride: int) -> float:
+    return wire_bytes("all_gather", gathered_bytes, ranks) / training.cluster.bandwidth(training.stack, ranks, stride)

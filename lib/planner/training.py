@@ -6,9 +6,6 @@ data-sheet figures that a GPU reaches with its software.
 
 The constants of a stack were chosen by hand, among round numbers. One per GPU, the fraction of the peak that a large
 matmul reaches, is calibrated on a published run (`CALIBRATED`). Chapter 14 tests all of them on the remaining runs.
-
-Letters: d, t, p, c data-, tensor-, pipeline- and context-parallel ranks; v stages per rank; m microbatches of b
-sequences; s tokens of a sequence; h width; V vocabulary; Ψ parameters.
 """
 
 from __future__ import annotations
@@ -25,13 +22,7 @@ from lib.layout import whole_number
 
 @dataclass(frozen=True)
 class Cluster:
-    """GPUs of one kind on nodes of one size.
-
-    Args:
-        device: the GPU, with its links (`lib.cost.hardware`).
-        gpus: in all.
-        per_node: GPUs that share the fast link.
-    """
+    """GPUs of one kind (`lib.cost.hardware`), so many in all; those of a node, `per_node`, share the fast link."""
 
     device: Device
     gpus: int
@@ -41,10 +32,8 @@ class Cluster:
         """Bytes per second, one direction, of each rank of a group whose neighbours are `stride` ranks apart.
 
         Inside a node, the link. Across nodes, the network cards of the GPUs of the group on a node, in one direction,
-        because its ring enters and leaves each node once; never more than the link.
-
-        Args:
-            share: fraction of the network bandwidth. Default: the fraction that collectives reach.
+        because its ring enters and leaves each node once; never more than the link. It reaches a `share` of the network
+        bandwidth, by default that of collectives.
         """
         link = self.device.link_Bps * stack.link_share
         if ranks * stride <= self.per_node:
@@ -59,23 +48,22 @@ class Stack:
     """The performance that a GPU and its software reach, as fractions of data-sheet figures.
 
     Args:
-        matmul_share: of the peak, by a large matmul. Calibrated on one published run for each GPU.
-        attention_share: of the peak, by fused attention.
+        matmul_share, attention_share: of the peak, by a large matmul, and by fused attention. The first is calibrated
+            on one published run for each GPU.
         half_width: a matmul with so few rows, or columns on a rank, takes twice the time per operation.
-        memory_share: of the memory bandwidth, by all operations except matmuls.
-        link_share: of the link inside a node, by a collective.
+        memory_share, link_share: of the memory bandwidth, by all operations except matmuls; of the link inside a node,
+            by a collective.
         network_share, message_share: of the network, by a collective over many GPUs, and by one message.
-        exposed_tp, exposed_pp: fraction of the tensor-parallel sums, and of the messages between the stages of an
-            interleaved pipeline, that computation does not hide.
-        exposed_zero3: fraction of the communication of ZeRO-3 that computation does not hide.
+        exposed_tp, exposed_pp, exposed_zero3: fraction that computation does not hide, of the tensor-parallel sums, of
+            the messages between the stages of an interleaved pipeline, and of the communication of ZeRO-3.
         overlaps_dp: whether gradients are reduced while the last microbatch runs backward.
         balanced_cp: whether context-parallel ranks have equal shares of causal attention; otherwise the last rank, with
             the end of the sequence, has (2c-1)/c of them.
         traffic: bytes moved by what is not a matmul, per byte of fused kernels; more with a kernel for each operation.
         fused_attention: whether the matrix of scores never goes to memory.
         fused_swiglu: whether backward computes silu(gate) again: 6f bytes per token of a gated MLP instead of 8f.
-        recipe: bytes kept per parameter.
-        logits_bytes: per logit, at the peak: as computed, in float32, their logarithms, and the gradient.
+        recipe, logits_bytes: bytes kept per parameter; and per logit at the peak, as computed, in float32, their
+            logarithms, and the gradient.
         spare_activations: bytes allocated per counted byte, with gaps of the allocator and temporary tensors; below 1
             where the software keeps less than the formula has.
         usable_share: of the memory of a GPU as it is sold, by all of this. An "80 GB" GPU has 86 GB: the driver, the
@@ -105,12 +93,7 @@ class Stack:
 
 @dataclass(frozen=True, eq=False)  # compared by identity, so that caches find it quickly
 class Training:
-    """A training run whose layout is open.
-
-    Args:
-        model: its `context` is the sequence length, s.
-        global_batch: sequences of a step, over all GPUs.
-    """
+    """A training run whose layout is open: `model.context` is s, `global_batch` sequences of a step over all GPUs."""
 
     model: ModelShape
     cluster: Cluster
@@ -137,21 +120,21 @@ class Training:
         return self.cluster.device.memory_bytes * self.stack.usable_share
 
     def utilisation(self, step_s: float, recompute: str = "none", every: int = 1, causal: bool = False) -> float:
-        """MFU: operations per second of the model, with the full attention matrix, as a fraction of the total peak.
+        """MFU: operations per second of the model as a fraction of the total peak; with `recompute`, HFU.
 
-        A causal kernel leaves out half of the matrix: for long sequences this is more than GPUs really compute.
-
-        Args:
-            recompute, every: also count recomputation, of one block in so many: HFU.
-            causal: count half of the attention matrix.
+        It counts the full attention matrix, or half of it if `causal`. A causal kernel leaves out half: for long
+        sequences the full one is more than GPUs really compute. One block in `every` recomputes.
         """
+
+        def flops(times: int) -> float:
+            model = replace(self.model, context=times * self.model.context)
+            plain, again = (train_flops(model, self.global_batch, how) for how in ("none", recompute))
+            return plain + (again - plain) / every
+
+        counted = flops(1)
         if causal:  # FLOPs are rows·s·(A + B·s), so a sequence of twice the length says which are of attention
-            twice = replace(self, model=replace(self.model, context=2 * self.model.context))
-            full = self.utilisation(step_s, recompute, every)
-            return full - (twice.utilisation(step_s, recompute, every) - 2 * full) / 4
-        flops, again = (train_flops(self.model, self.global_batch, how) for how in ("none", recompute))
-        flops += (again - flops) / every
-        return flops / step_s / self.cluster.gpus / self.cluster.device.peak_flops
+            counted -= (flops(2) - 2 * counted) / 4
+        return counted / step_s / self.cluster.gpus / self.cluster.device.peak_flops
 
 
 class Layout4D(NamedTuple):
@@ -167,8 +150,7 @@ class Layout4D(NamedTuple):
         zero: stage of ZeRO over dp·cp.
         sequence_parallel: with tp.
         recompute: `none`; `selective`, inside of attention; `mlp`; `ops`, by operation as torchtitan does; or `full`.
-        schedule: of a pipeline: `1f1b`, interleaved if a rank has several stages; `zb-h1`, with one stage; or `zb-v`,
-            with two.
+        schedule: of a pipeline: `1f1b`, interleaved if v > 1; `zb-h1`, with one stage per rank; or `zb-v`, with two.
         replicas: of the model; ZeRO shards over dp·cp / replicas ranks. Above 1 it is HSDP.
         every: recompute one block in so many.
         loss_chunks: pieces of the sequence, of which one at a time has logits.
@@ -206,8 +188,7 @@ _NAMES = {"llama-7b": "7B", "llama-13b": "13B", "llama-70b": "70B", "gpt-175b": 
 PRESET_MODELS: dict[str, ModelShape] = {name: MODELS[short] for name, short in _NAMES.items()} | PRESETS
 GPUS: dict[str, Device] = {name.split()[0].lower(): device for name, device in DEVICES.items()}
 
-# Rows that the planner predicts exactly.
-CALIBRATED = {"a100": "Korthikanti 175B selective", "h100": "Llama 3 405B 8,192 GPUs"}
+CALIBRATED = {"a100": "Korthikanti 175B selective", "h100": "Llama 3 405B 8,192 GPUs"}  # rows, predicted exactly
 # Of the peak: by matmuls, by fused attention. The H100 of 500 W is calibrated on torchtitan's compiled 8B.
 SHARES = {"a100": (0.7683, 0.33), "h100": (0.6498, 0.50), "h100-500w": (0.4832, 0.50)}
 

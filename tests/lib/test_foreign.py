@@ -8,8 +8,7 @@ import pytest
 
 from lib.cost.sizes import ModelShape
 from lib.planner.__main__ import main
-from lib.planner.configs import FOREIGN, read_config, shape_of
-from lib.planner.explain import FRAMEWORKS, read_foreign
+from lib.planner.configs import FOREIGN, FRAMEWORKS, read_config, read_foreign, shape_of
 from lib.planner.training import Layout4D, Stack
 
 KEYS = "hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads vocab_size".split()
@@ -329,6 +328,8 @@ def test_flags_of_megatron(tmp_path):
     more = read_foreign(flags.split() + more)
     assert of(asked, "stack") == ("megatron-lm",) and of(more, "stack") == ("megatron",)
     assert of(more, "overlaps_dp", "exposed_tp") == (True, "stack")
+    said = "--tensor-model-parallel-size 8 --overlap-grad-reduce False --sequence-parallel=true".split()
+    assert of(read_foreign(said), "overlaps_dp", "sequence_parallel") == (False, True)
     assert more.notes[-1] == "not understood: warp 9"
     assert more.notes[0].startswith("not modelled: fp8-format hybrid: matmuls are counted in 16 bit")
 
@@ -501,7 +502,7 @@ BAD_FILES = {
     "a model": (json.dumps(LLAMA8), [], "is the config of a model; give it as --config"),
     "words": ('{"train_micro_batch_size_per_gpu": "two"}', [], "per_gpu='two' must be a whole number"),
     "negative": ('{"zero_optimization": {"stage": -1}}', [], "stage=-1 must be a whole number of at least 0"),
-    "no number": ("[parallelism]\ntensor_parallel_degree = true", [], "degree='true' must be a whole number"),
+    "no number": ("[parallelism]\ntensor_parallel_degree = true", [], "degree=True must be a whole number"),
     "experts": ("[parallelism]\nexpert_parallel_degree = 8", [], "expert_parallel_degree 8 is not modelled; a mixture"),
     "unset": ("x.py --tensor-model-parallel-size $TP", [], "$TP, which nothing sets; add --tensor-"),
     "no model": (json.dumps(DEEPSPEED), ["--gpus", 8], "give --model, or all its numbers; missing: --hidden"),

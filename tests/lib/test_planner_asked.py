@@ -40,15 +40,14 @@ ANSWERED = {  # question → what the answer says
         " days, ",
         " GPU hours, ",
     ),
-    "--model llama3-8b --gpus 8 --tokens 12T": ("12,000 billion tokens: ", "GPU hours"),
     # a layout of one's own
     f"{ON_64} --tp 8 --pp 2": ("64 ranks = pp 2 x dp 4 x cp 1 x tp 8", "yours is ", "slower: ", "s more for "),
     f"{ON_64} --tp 4 --pp 4 --stages-per-rank 4": ("pp 4: 16 stages, schedule interleaved 1F1B", "yours is "),
     f"{ON_64} --zero 3 --tp 8 --recompute full": ("zero 3", "recompute full", "gathered", "yours is "),
     f"{ON_64} --tp 2 --replicas 8": ("replicas 8: ZeRO shards over 4 ranks", "zero 3"),
-    f"{ON_64} --tp 8 --recompute mlp --every 2": ("recompute mlp, in one block of 2", "yours is "),
+    f"{ON_64} --tp 8 --recompute mlp --every 2": ("recompute mlp, in one block of 2", ", zb-v, ", "yours is "),
     f"{ON_64} --tp 8 --loss-chunks 4": ("the loss in 4 pieces of the sequence",),
-    f"{ON_64} --all-choices": ("1. tp ",),
+    f"{ON_64} --all-choices": ("1. tp ", ", zb-v, "),
     "--model llama-70b --tp 8 --pp 2 --dp 4": ("64 ranks = ", "dp 4: 256 of 1024 sequences each"),
     f"{ON_64} --tp 8 --pp 1 --zero 0": ("does not fit: ", " of 80.0 GB", "yours is "),
     f"{ON_64} --tp 8 --pp 8 --schedule zb-h1": ("schedule ZB-H1", "bubble: "),
@@ -102,7 +101,6 @@ REFUSED = {  # question → what the one sentence says
         f"{dp}, and a batch of 1,024 divides by none of them; use a batch of {batch} sequences"
         for gpus, dp, batch in (
             (24, "3, 6, 12 or 24", "1,032"),
-            (48, "3, 6, 12, 24 or 48", "1,056"),
             (72, "9, 18, 36 or 72", "1,080"),
         )
     },
@@ -125,10 +123,7 @@ REFUSED = {  # question → what the one sentence says
     "--model nemotron-340b --gpus 8": (
         "'nemotron-340b' is not a preset: give its sizes, such as --hidden 4096, or --config\n"
     ),
-    **{
-        f"{ON_8} --gpu {name}": f"GPU '{name}' is not a preset {NO_PRESET}\n"
-        for name in ("mi300x", "4090", "gb200", "trainium2", "h10")
-    },
+    **{f"{ON_8} --gpu {name}": f"GPU '{name}' is not a preset {NO_PRESET}\n" for name in ("mi300x", "h10")},
     f"{ON_8} --gpu mi300x --peak 1307TF": NO_PRESET,
     f"{ON_8} --peak 1307TF": NO_PRESET,
     f"{ON_8} --stack megatorn": "stack 'megatorn' is not a preset (megatron-2021, megatron, ",

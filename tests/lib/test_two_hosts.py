@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 
 from lib.layout import Layout
-from lib.planner.traffic import bytes_out_of_a_node
+from lib.planner.plan import bytes_out_of_a_node
 from lib.train import main, planned
 from lib.training.config import TrainConfig
 
