@@ -5,15 +5,17 @@ controls and shows what comes out.
 """
 
 import json
-from dataclasses import asdict
+from dataclasses import MISSING, asdict, fields
 
 from live_page import add_live_page
 
+from lib.cost.models import NOT_MODELLED
 from lib.cost.sizes import PLANNED_RECOMPUTE, ModelShape
 from lib.planner import search, seconds
+from lib.planner.configs import FOREIGN, OFF, USUAL_TOKENS
 from lib.planner.training import GPUS, PRESET_MODELS, STACKS, Cluster, Training, stack_for
 
-SCRIPTS = "planner.js", "will_it_fit.js"
+SCRIPTS = "planner.js", "model_config.js", "will_it_fit.js"
 HTML = """<div id="planner"><noscript><p><strong>This page computes in your browser, and JavaScript is switched off.
 </strong> From a terminal, <code>python -m lib.planner --model llama-70b --gpus 64</code> says the same.</p></noscript>
 <script type="application/json">{numbers}</script></div>"""
@@ -53,6 +55,14 @@ def numbers() -> dict:
             "optimizer_bytes": seconds.OPTIMIZER_BYTES,
             "tp_sums": seconds.TP_SUMS,
             "recompute": PLANNED_RECOMPUTE,
+        },
+        "foreign": {
+            "config": FOREIGN["config"],
+            "refused": FOREIGN["refused"],
+            "fields": {one.name: None if one.default is MISSING else one.default for one in fields(ModelShape)},
+            "off": OFF,
+            "usual_tokens": USUAL_TOKENS,
+            "not_modelled": NOT_MODELLED,
         },
     }
 

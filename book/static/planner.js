@@ -134,9 +134,27 @@ const planner = (training, limits) => {
       optimizer: (limits.optimizer_bytes * updated) / (stack.memory_share * device.memory_Bps),
     };
   };
-  const mfu = (stepS) => {
-    const flops = 3 * 2 * batch * s * (layers * (blockWeights + 2 * s * queries) + vocab * h);
-    return flops / stepS / gpus / device.peak_flops;
+  // Of the peak; with recomputation it is the hardware's (HFU). A causal kernel has half of the scores.
+  const utilisation = (stepS, { recompute, every } = { recompute: "none", every: 1 }, causal = false) => {
+    const scores = (causal ? 1 : 2) * s * queries;
+    const again = weightsAgain(recompute) + (["selective", "full"].includes(recompute) ? scores : 0);
+    const weights = layers * (blockWeights + scores) + vocab * h;
+    return (2 * batch * s * (3 * weights + (layers * again) / every)) / stepS / gpus / device.peak_flops;
+  };
+  // What follows from the seconds of a step. `tokens` are of the whole training, `price` is of a GPU for an hour.
+  const answers = ({ layout, stepS }, tokens = 0, price = 0) => {
+    const perS = (batch * s) / stepS, hours = tokens / perS / 3600;
+    return {
+      step_s: stepS,
+      tokens_per_s: perS,
+      tokens_per_s_per_gpu: perS / gpus,
+      mfu: utilisation(stepS),
+      mfu_causal: utilisation(stepS, undefined, true),
+      hfu: utilisation(stepS, layout),
+      hfu_causal: utilisation(stepS, layout, true),
+      ...(tokens && { tokens, days: hours / 24, gpu_hours: hours * gpus }),
+      ...(tokens && price && { price_per_gpu_hour: price, money: price * hours * gpus }),
+    };
   };
 
   // -- bytes
@@ -174,7 +192,10 @@ const planner = (training, limits) => {
   // -- choices
   const upTo = (n) => Array.from({ length: n }, (_, i) => i + 1);
   const powers = (most) => upTo(Math.floor(Math.log2(most)) + 1).map((k) => 2 ** (k - 1));
-  const divisors = (n) => upTo(n).filter((k) => n % k === 0);
+  const divisors = (n) => {
+    const small = upTo(Math.floor(Math.sqrt(n))).filter((k) => n % k === 0);
+    return [...new Set([...small, ...small.map((k) => n / k).reverse()])];
+  };
   const mostTp = Math.min(heads, limits.nodes_of_tp * perNode);
   const sharesHeads = (n) => n <= mostTp && heads % n === 0 && (keyHeads % n === 0 || n % keyHeads === 0);
   const ofNode = (tp) => Math.max(1, Math.floor(perNode / tp)); // data-parallel ranks, over which HSDP shards
@@ -227,6 +248,12 @@ const planner = (training, limits) => {
     [({ cp, dp, zero }) => zero && dp * cp === 1,
       () => `ZeRO shards over data-parallel ranks, and there is one: choose ZeRO stage 0, or ${many(2 * gpus)} GPUs.`],
   ];
+  // Of axes: those that heads, tokens and layers allow, and the GPUs divide by.
+  const axes = {
+    tp: divisors(heads).filter((n) => sharesHeads(n) && gpus % n === 0),
+    cp: powers(mostCp).filter((n) => gpus % n === 0),
+    pp: divisors(gpus).filter(hasEvenStages),
+  };
   const canBe = (layout) => !REFUSALS.some(([hits]) => hits(layout));
   const refusal = (layout) => REFUSALS.find(([hits]) => hits(layout))?.[1](layout) ?? null;
 
@@ -237,26 +264,31 @@ const planner = (training, limits) => {
     const recomputes = ways.flatMap((recompute) =>
       (recompute === "full" ? everies : [1]).map((every) => ({ recompute, every })))
       .filter(({ recompute }) => recompute !== "selective" || !stack.fused_attention);
-    for (const tp of divisors(heads))
-      for (const cp of powers(mostCp))
-        for (const pp of divisors(gpus)) {
-          const axes = { tp, cp, pp, dp: gpus / (tp * cp * pp), sequence_parallel: tp > 1 };
+    for (const tp of axes.tp)
+      for (const cp of axes.cp)
+        for (const pp of axes.pp) {
+          const dp = gpus / (tp * cp * pp), copies = (dp * cp) / ofNode(tp);
+          // Written out, because there are many thousands of them.
+          const layoutOf = (rows, v, zero, recompute, schedule, replicas, every, chunks) => ({
+            tp, cp, pp, dp, rows, stages_per_rank: v, zero, sequence_parallel: tp > 1, recompute, schedule, replicas,
+            every, loss_chunks: chunks,
+          });
           // What the plainest layout on these ranks cannot do, no other can.
-          const plain = { zero: 0, recompute: "none", schedule: "1f1b", replicas: 1, every: 1, loss_chunks: 1 };
-          if (!canBe({ ...axes, ...plain, rows: 1, stages_per_rank: 1 })) continue;
+          const possible = (rows, v) => canBe(layoutOf(rows, v, 0, "none", "1f1b", 1, 1, 1));
+          if (!possible(1, 1)) continue;
           const zeros = [[0, 1], [1, 1], ...(tp === 1 || hybrid ? [[3, 1]] : [])];
-          const copies = (axes.dp * cp) / ofNode(tp);
-          if (hybrid && Number.isInteger(copies) && copies > 1 && copies < axes.dp * cp) zeros.push([3, copies]);
+          if (hybrid && Number.isInteger(copies) && copies > 1 && copies < dp * cp) zeros.push([3, copies]);
           for (const rows of powers(limits.rows))
-            for (const v of upTo(limits.stages_per_rank))
-              for (const how of recomputes)
+            for (const v of upTo(pp > 1 ? limits.stages_per_rank : 1)) {
+              if (!possible(rows, v)) continue;
+              for (const { recompute, every } of recomputes)
                 for (const [zero, replicas] of zeros)
-                  for (const schedule of schedules)
+                  for (const schedule of recompute === "none" && pp > 1 ? schedules : ["1f1b"])
                     for (const chunks of pieces) {
-                      const more = { ...how, zero, replicas, schedule, loss_chunks: chunks };
-                      const layout = { ...axes, rows, stages_per_rank: v, ...more };
+                      const layout = layoutOf(rows, v, zero, recompute, schedule, replicas, every, chunks);
                       if (canBe(layout)) found.push(layout);
                     }
+            }
         }
     return found;
   };
@@ -268,8 +300,8 @@ const planner = (training, limits) => {
   const best = ({ most = 3, ...choices } = {}) => {
     const enough = new Set();
     const all = allLayouts(choices).flatMap((layout) => {
-      const { recompute, every, loss_chunks: chunks, ...rest } = layout;
-      const plain = Object.values(rest).join();
+      const { tp, cp, pp, rows, stages_per_rank: v, zero, schedule, replicas, recompute, loss_chunks: chunks } = layout;
+      const plain = [tp, cp, pp, rows, v, zero, schedule, replicas].join();
       if ((recompute !== "none" || chunks > 1) && enough.has(plain)) return [];
       const one = planned(layout);
       if (recompute === "none" && one.bytes <= room) enough.add(plain);
@@ -285,5 +317,5 @@ const planner = (training, limits) => {
     const [kind, extraS] = more.reduce((a, b) => (b[1] > a[1] ? b : a));
     return { fraction: other.stepS / one.stepS - 1, kind, extraS };
   };
-  return { planned, mfu, room, refusal, allLayouts, best, whySlower };
+  return { planned, answers, room, refusal, allLayouts, best, whySlower, axes };
 };
