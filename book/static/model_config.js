@@ -13,6 +13,7 @@ const modelConfig = ({ config: table, refused, fields, off, usual_tokens: usualT
     return { true: "True", false: "False", null: "None", undefined: "None" }[value] ?? String(value);
   };
   const text = (value) => (typeof value === "string" ? value : written(value));
+  const isTrue = (value) => Boolean(value) && !["[]", "{}"].includes(written(value));
   const isOff = (value) => off.includes(text(value).toLowerCase());
   const plain = (key) => key.replaceAll("-", "_").toLowerCase();
   const noEffect = new RegExp(`(^|\\.)(${table.no_effect.trim().split(/\s+/).join("|")})`);
@@ -73,8 +74,8 @@ const modelConfig = ({ config: table, refused, fields, off, usual_tokens: usualT
         throw new Error(`${key}=${written(value)} must be true, false or a number`);
       found[field] = [Boolean(value), key];
     }
-    if (config.attention_bias && "biases" in ofFamily)
-      found.biases = config.mlp_bias ? ["all", "mlp_bias"] : ["qkv", "attention_bias"];
+    if (isTrue(config.attention_bias) && "biases" in ofFamily)
+      found.biases = isTrue(config.mlp_bias) ? ["all", "mlp_bias"] : ["qkv", "attention_bias"];
     const given = { ...ofFamily };
     for (const [field, [value]] of Object.entries(found)) given[field] = value;
     const lacks = [...new Set(Object.values(sizes))].slice(0, -2).filter((field) => !(field in given));
@@ -106,11 +107,11 @@ const modelConfig = ({ config: table, refused, fields, off, usual_tokens: usualT
 
   // The same config, as short as it can be without another answer.
   const shortened = (said) => {
-    const kept = ["model_type", "attention_bias", "mlp_bias", "use_sliding_window"];
+    const kept = ["model_type", "attention_bias", "mlp_bias", "use_sliding_window", "layer_types"];
     const counts = (key, value) =>
       [table.sizes, table.switches].some((of) => Object.hasOwn(of, key)) ? value !== null
         : kept.includes(key) || !(isOff(value) || noEffect.test(plain(key)));
-    const short = ([key, value]) => [key, typeof value === "object" && value && key !== "layer_types" ? true : value];
+    const short = ([key, value]) => [key, typeof value === "object" && value && !kept.includes(key) ? true : value];
     return JSON.stringify(Object.fromEntries(
       Object.entries(parsed(said)).filter(([key, value]) => counts(key, value)).map(short)));
   };

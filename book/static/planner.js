@@ -16,8 +16,11 @@ const planner = (training, limits) => {
   const blockWeights = h * (2 * queries + 2 * kv + (gated ? 3 : 2) * ffn);
   const ofQkv = queries + 2 * kv;
   const ofBiases = { all: ofQkv + 2 * h + (gated ? 2 : 1) * ffn, qkv: ofQkv, none: 0 }[biases];
-  const blockParameters = blockWeights + ofBiases + (model.rms_norm ? 2 : 4) * h;
+  const norm = (model.rms_norm ? 1 : 2) * h;
+  const blockParameters = blockWeights + ofBiases + 2 * norm;
   const endParameters = vocab * h; // of the embedding, and as many of the head
+  const positions = model.rotary ? 0 : s * h;
+  const parameters = layers * blockParameters + norm + positions + (model.tied ? 1 : 2) * endParameters;
 
   const sum = (kinds) => Object.values(kinds).reduce((a, b) => a + b, 0);
   const gathered = (bytes, n) => ((n - 1) / n) * bytes; // what each of n ranks sends in an all-gather
@@ -248,11 +251,12 @@ const planner = (training, limits) => {
     [({ cp, dp, zero }) => zero && dp * cp === 1,
       () => `ZeRO shards over data-parallel ranks, and there is one: choose ZeRO stage 0, or ${many(2 * gpus)} GPUs.`],
   ];
-  // Of axes: those that heads, tokens and layers allow, and the GPUs divide by.
+  // Those that heads, tokens and layers allow, and the GPUs divide by; stages per rank are those of a pipeline.
   const axes = {
     tp: divisors(heads).filter((n) => sharesHeads(n) && gpus % n === 0),
     cp: powers(mostCp).filter((n) => gpus % n === 0),
     pp: divisors(gpus).filter(hasEvenStages),
+    v: (pp) => upTo(limits.stages_per_rank).filter((v) => hasEvenStages(pp * v)),
   };
   const canBe = (layout) => !REFUSALS.some(([hits]) => hits(layout));
   const refusal = (layout) => REFUSALS.find(([hits]) => hits(layout))?.[1](layout) ?? null;
@@ -317,5 +321,5 @@ const planner = (training, limits) => {
     const [kind, extraS] = more.reduce((a, b) => (b[1] > a[1] ? b : a));
     return { fraction: other.stepS / one.stepS - 1, kind, extraS };
   };
-  return { planned, answers, room, refusal, allLayouts, best, whySlower, axes };
+  return { parameters, planned, answers, room, refusal, allLayouts, best, whySlower, axes };
 };

@@ -51,13 +51,13 @@
   const FIELDS = { ...SIZES, ...CARD, ...ANSWERS };
   const NUMBERED = "tp cp pp v b every loss".split(" "); // these may have any number
   const CHIPS = {
-    tp: ["Tensor parallel (tp)", doubled(1, 16)],
-    cp: ["Context parallel (cp)", doubled(1, 16)],
+    tp: ["Tensor (tp)", doubled(1, 16)],
+    cp: ["Context (cp)", doubled(1, 16)],
     pp: ["Pipeline (pp)", doubled(1, 16)],
-    v: ["Stages per rank (v)", Array.from({ length: numbers.limits.stages_per_rank }, (_, i) => i + 1)],
+    v: ["Stages (v)", [1, 2, 3, 4]],
     schedule: ["Schedule", [["1f1b", "1F1B"], ["zb-h1", "ZB-H1"], ["zb-v", "ZB-V"]]],
     b: ["Microbatch (b)", doubled(1, numbers.limits.rows)],
-    zero: ["ZeRO stage", [0, 1, 2, 3, ["hsdp", "3 per node (HSDP)"]]],
+    zero: ["ZeRO stage", [0, 1, 2, 3, ["hsdp", "HSDP"]]],
     sp: ["Sequence parallel", [[1, "with tp"], [0, "off"]]],
     recompute: ["Recompute", numbers.limits.recompute],
     every: ["… one block in", [1, 2, 3, 4]],
@@ -106,17 +106,17 @@
         <label class="file">or pick the file <input type="file" accept=".json,application/json"></label>
         ${wrong("config")}<details><summary></summary><ul></ul></details>
       </div>
-      <details class="card"><summary>Figures of the card and its network</summary>
+      <details class="card"><summary>Figures of the card, network, GPUs per node</summary>
         <div class="menus">${all(CARD, typed)}</div></details>
-      <div class="chips">${all(CHIPS, chips)}</div>
-      <p class="ranks"></p>
       <details class="money"><summary>Days and money</summary><div class="menus">${all(ANSWERS, typed)}</div></details>
+      <div class="chips">${all(CHIPS, chips)}</div>
+      <p class="hint">A dashed choice is impossible with the others; press it to read why.</p>
     </form>
     <div class="now"><p class="verdict" aria-live="polite"></p>
       <div class="bars"><figure></figure><figure></figure></div></div>
     <div class="more">
       <div class="kinds"><ul></ul><ul></ul></div>
-      <p class="answers"></p><div class="best"></div>
+      <p class="answers"></p><p class="ranks"></p><div class="best"></div>
       <p class="end"><button type="button" class="copy">Copy link</button> Not modelled: ${
         Object.keys(numbers.foreign.not_modelled).join(", ")}.</p>
     </div>
@@ -160,8 +160,7 @@
   };
   const refuse = (name, sentence) => {
     part(`#wrong-${name}`).textContent = sentence;
-    field(name).toggleAttribute("aria-invalid", sentence !== "");
-    if (sentence) field(name).setAttribute("aria-invalid", "true");
+    field(name)[sentence ? "setAttribute" : "removeAttribute"]("aria-invalid", "true");
   };
   // The training and the notes on its model, or the first of the sentences that stand beside wrong fields.
   const asked = (at) => {
@@ -254,7 +253,7 @@
     const it = of.answers(own, tokens, price), round = (x) => many(Math.round(x));
     const used = (mfu, hfu) => `MFU ${percent(mfu)}${hfu > 1.001 * mfu ? `, HFU ${percent(hfu)}` : ""}`;
     const causal = `; ${used(it.mfu_causal, it.hfu_causal)} with its causal half, all that a fused kernel computes`;
-    const time = it.days && `${many(tokens / 1e9)} billion tokens: ${many(Number(it.days.toPrecision(3)))} days, ${
+    const time = it.days && `${many(tokens / 1e9)} billion tokens: ${many(Math.round(10 * it.days) / 10)} days, ${
       round(it.gpu_hours)} GPU hours${price ? `, ${round(it.money)} at ${price} per GPU hour` : ""}.`;
     return [`<b>${round(it.tokens_per_s)} tokens/s</b>, ${round(it.tokens_per_s_per_gpu)} tokens/s per GPU.`,
       time && `<b>${time}</b>`, `${used(it.mfu, it.hfu)}, counting the full s × s matrix of attention${
@@ -282,15 +281,15 @@
     const at = state(), { first, training, notes, tokens, price } = asked(at);
     part(".config").hidden = at.model !== "config";
     if (at.gpu === "other") part(".card").open = true;
-    for (const name of [".bars", ".more", ".ranks"]) part(name).hidden = Boolean(first);
+    for (const name of [".bars", ".more"]) part(name).hidden = Boolean(first);
+    part(".config details").hidden = !notes?.length;
     if (first) return say("No answer.", escaped(first));
-    part(".config details").hidden = !notes.length;
     part(".config summary").textContent = `${notes.length} notes: which key gave which size, and what is not counted`;
     part(".config ul").innerHTML = notes
       .map((note) => `<li>${escaped(note.replace(": --seq;", ": from the form;"))}</li>`).join("");
 
     const of = planner(training, numbers.limits);
-    for (const [name, possible] of Object.entries(of.axes)) offer(name, possible);
+    for (const [name, possible] of Object.entries({ ...of.axes, v: of.axes.v(at.pp) })) offer(name, possible);
     const layout = layoutOf(at, training), own = of.planned(layout), refusal = of.refusal(layout);
     const { tp, cp, pp, dp, zero, recompute, schedule, every, replicas, loss_chunks: chunks } = layout;
     const isWide = schedule !== "1f1b" || !["none", "full"].includes(recompute) || chunks > 1 || replicas > 1
@@ -300,8 +299,9 @@
     for (const name of Object.keys(CHIPS))
       for (const input of field(`${name}-chips`).querySelectorAll("input")) // what a press on it would say; the style
         input.title = of.refusal(layoutOf({ ...at, [name]: input.value }, training)) ?? ""; // sheet marks those with it
-    part(".ranks").textContent = `Data parallel (dp): ${many(training.gpus)} GPUs ÷ ${tp * cp * pp} = ${
-      many(dp)}. A step has ${many(training.global_batch * training.model.context)} tokens.`;
+    part(".ranks").textContent = `${many(Number((of.parameters / 1e9).toPrecision(4)))} billion parameters. dp: ${
+      many(training.gpus)} GPUs ÷ ${tp * cp * pp} = ${many(dp)}. A step has ${
+      many(training.global_batch * training.model.context)} tokens.`;
 
     const size = `Peak memory is ${gb(own.bytes)} per GPU, ${gb(Math.abs(spare))} ${
       spare < 0 ? "more" : "less"} than the ${gpu} has.`;
@@ -314,8 +314,9 @@
     for (const name of [".bars", ".kinds", ".answers"]) part(name).hidden = refusal !== null;
     if (!refusal) {
       const width = part("figure").clientWidth;
-      const sizes = [...new Set(Object.values(numbers.gpus).map((one) => one.memory_bytes))];
-      const full = 1.02 * Math.max(own.bytes, of.room, ...sizes.slice(0, -1));
+      const sizes = [...new Set(Object.values(numbers.gpus).map((one) => one.memory_bytes))].sort((a, b) => a - b);
+      const larger = spare < 0 ? sizes.find((x) => x >= own.bytes) ?? 0 : 0; // a GPU on which it would fit
+      const full = 1.02 * Math.max(own.bytes, of.room, larger);
       const near = (x) => Math.abs(x - of.room) * width < 90 * full;
       const marks = sizes.filter((x) => x < full && !near(x)).map((x) => [x, (x / 1e9).toFixed(0)]);
       draw(0, `Peak memory per GPU: ${gb(own.bytes)} of ${gb(of.room, 0)}`, own.memory, full,
@@ -380,11 +381,22 @@
     part(".money").open = Boolean(said.tokens || said.price);
     show();
   };
-  let later;
+  let later = 0;
   form.addEventListener("input", ({ target }) => {
     if (target.name === "gpu" && target.value !== "other") fill(figures(target.value));
     clearTimeout(later);
-    later = setTimeout(changed, target.matches("input:not([type=radio]), textarea") ? 300 : 0); // who types goes on
+    later = 0;
+    if (!target.matches("[inputmode], textarea")) return changed();
+    later = setTimeout(() => {
+      later = 0;
+      changed();
+    }, 300); // who types goes on
+  });
+  form.addEventListener("change", () => { // Enter, or on to the next field
+    if (!later) return;
+    clearTimeout(later);
+    later = 0;
+    changed();
   });
   form.addEventListener("submit", (event) => event.preventDefault());
   part("input[type=file]").addEventListener("change", async ({ target }) => {
