@@ -262,8 +262,7 @@ const planner = (training, limits) => {
   const refusal = (layout) => REFUSALS.find(([hits]) => hits(layout))?.[1](layout) ?? null;
 
   // Choices are those of lib/planner/search.py, with the same defaults.
-  const allLayouts = ({ zeroBubble = false, hybrid = false, ways = ["none", "full"], everies = [1], pieces = [1] }) => {
-    const found = [];
+  const layoutsOf = function* ({ zeroBubble = false, hybrid = false, ways = ["none", "full"], everies = [1], pieces = [1] }) {
     const schedules = zeroBubble ? ["1f1b", "zb-h1", "zb-v"] : ["1f1b"];
     const recomputes = ways.flatMap((recompute) =>
       (recompute === "full" ? everies : [1]).map((every) => ({ recompute, every })))
@@ -290,12 +289,12 @@ const planner = (training, limits) => {
                   for (const schedule of recompute === "none" && pp > 1 ? schedules : ["1f1b"])
                     for (const chunks of pieces) {
                       const layout = layoutOf(rows, v, zero, recompute, schedule, replicas, every, chunks);
-                      if (canBe(layout)) found.push(layout);
+                      if (canBe(layout)) yield layout;
                     }
             }
         }
-    return found;
   };
+  const allLayouts = (choices) => [...layoutsOf(choices)];
   const planned = (layout) => {
     const [time, held] = [seconds(layout), memory(layout)];
     return { layout, seconds: time, memory: held, stepS: sum(time), bytes: sum(held) };
@@ -315,11 +314,57 @@ const planner = (training, limits) => {
     const smallest = all.reduce((a, b) => (a && a.bytes <= b.bytes ? a : b), null);
     return { found: fitting.slice(0, most), smallest };
   };
+  const someFits = (choices) => {
+    for (const layout of layoutsOf(choices)) if (sum(memory(layout)) <= room) return true;
+    return false;
+  };
+  const layoutText = (layout) => {
+    const { tp, cp, pp, dp, rows, stages_per_rank: v, zero, recompute, every, schedule } = layout;
+    const again = recompute !== "none" && `recompute ${recompute}${every > 1 ? `, 1 in ${every}` : ""}`;
+    return [`tp ${tp} · ${cp > 1 ? `cp ${cp} · ` : ""}pp ${pp} · dp ${dp}`, `b ${rows}`, v > 1 && `v ${v}`,
+      zero && `ZeRO-${zero}`, layout.sequence_parallel && "sp", layout.replicas > 1 && `${layout.replicas} copies`,
+      again, layout.loss_chunks > 1 && `loss in ${layout.loss_chunks}`, schedule !== "1f1b" && schedule,
+    ].filter(Boolean).join(", ");
+  };
+  // Why there is no layout, with all choices open, and a way out that was tried. The smallest is null if there is none.
+  const nothing = (choices, smallest) => {
+    const other = (changes) => planner({ ...training, ...changes }, limits), gb = (bytes) => (bytes / 1e9).toFixed(1);
+    const first = (values, change) => values.find((n) => other(change(n)).someFits(choices));
+    const batches = () => first(
+      [...new Set(divisors(gpus).map((n) => Math.ceil(batch / n) * n))].sort(
+        (a, b) => (a < 2 * batch ? -a : a) - (b < 2 * batch ? -b : b)),
+      (n) => ({ global_batch: n }));
+    const ofNodes = [...powers(2 ** 20), ...upTo(64).map((k) => perNode * k)].sort((a, b) => a - b);
+    const states = recipe.weight_bytes + recipe.gradient_bytes + recipe.master_bytes + recipe.state_bytes;
+    const least = layers * blockParameters * states; // which is somewhere at least once
+    const more = () => first(ofNodes.filter((n) => n > gpus && n * room >= least), (n) => ({ gpus: n }));
+    const shorter = () => first(
+      powers(s).map((n) => Math.floor(s / n)).slice(1), (n) => ({ model: { ...model, context: n } }));
+    const needed = smallest ? [] : other({ global_batch: gpus }).allLayouts(choices).map(({ dp }) => dp);
+    const dps = [...new Set(needed)].sort((a, b) => a - b);
+    const why = smallest
+      ? `nothing fits: the smallest layout (${layoutText(smallest.layout)}) needs ${gb(smallest.bytes)} GB on a GPU, ${
+        gb(smallest.bytes - room)} GB more than available`
+      : dps.length
+        ? `the batch is the reason: ${layers} layers and ${heads} heads on ${many(gpus)} GPUs need dp ${
+          oneOf(dps.map(many))}, and a batch of ${many(batch)} divides by none of them`
+        : `no layout cuts ${layers} layers and ${heads} heads evenly over ${many(gpus)} GPUs`;
+    const ways = [
+      [() => !dps.length && more(), (n) => `${n} GPUs`],
+      [batches, (n) => `a batch of ${n} sequences`],
+      [shorter, (n) => `sequences of ${n} tokens`],
+    ];
+    for (const [find, words] of ways) {
+      const n = find();
+      if (n) return `${why}; use ${words(many(n))}`;
+    }
+    return `${why}; use a GPU with more memory`;
+  };
   // What the other takes longer for: the largest difference of a kind.
   const whySlower = (one, other) => {
     const more = Object.entries(other.seconds).map(([kind, time]) => [kind, time - one.seconds[kind]]);
     const [kind, extraS] = more.reduce((a, b) => (b[1] > a[1] ? b : a));
     return { fraction: other.stepS / one.stepS - 1, kind, extraS };
   };
-  return { parameters, planned, answers, room, refusal, allLayouts, best, whySlower, axes };
+  return { parameters, planned, answers, room, refusal, allLayouts, someFits, best, nothing, layoutText, whySlower, axes };
 };

@@ -111,15 +111,16 @@
       <details class="money"><summary>Days and money</summary><div class="menus">${all(ANSWERS, typed)}</div></details>
       <div class="chips">${all(CHIPS, chips)}</div>
       <p class="hint">A dashed choice is impossible with the others; press it to read why.</p>
+      <p class="ranks"></p>
     </form>
-    <div class="now"><p class="verdict" aria-live="polite"></p>
+    <div class="out"><div class="now"><p class="verdict" aria-live="polite"></p>
       <div class="bars"><figure></figure><figure></figure></div></div>
     <div class="more">
       <div class="kinds"><ul></ul><ul></ul></div>
-      <p class="answers"></p><p class="ranks"></p><div class="best"></div>
+      <p class="answers"></p><div class="best"></div>
       <p class="end"><button type="button" class="copy">Copy link</button> Not modelled: ${
         Object.keys(numbers.foreign.not_modelled).join(", ")}.</p>
-    </div>
+    </div></div>
     <svg height="0" aria-hidden="true"><pattern id="hatched" width="6" height="6" patternTransform="rotate(45)"
       patternUnits="userSpaceOnUse"><path d="M0 0V6"/></pattern></svg>`;
   const part = (selector) => box.querySelector(selector);
@@ -210,15 +211,6 @@
   // ---- Words and bars ----
   const sec = (x) => `${x >= 1000 ? many(Math.round(x)) : x.toPrecision(3)} s`;
   const percent = (x) => `${(100 * x).toFixed(1)}%`;
-  const layoutText = (layout) => {
-    const { tp, cp, pp, dp, rows, stages_per_rank: v, zero, recompute, schedule, replicas, every, loss_chunks } = layout;
-    const axes = `tp ${tp} · ${cp > 1 ? `cp ${cp} · ` : ""}pp ${pp} · dp ${dp}`;
-    const named = schedule !== "1f1b" && schedule.toUpperCase(), again = recompute !== "none";
-    const more = [v > 1 && `v ${v}`, zero && `ZeRO-${zero}`, replicas > 1 && `${replicas} copies`,
-      again && `recompute ${recompute}${every > 1 ? `, 1 in ${every}` : ""}`,
-      loss_chunks > 1 && `loss in ${loss_chunks}`, named];
-    return [axes, `b ${rows}`, ...more].filter(Boolean).join(", ");
-  };
   const slower = (of, one, other) => {
     const { fraction, kind, extraS } = of.whySlower(one, other);
     return `${fraction < 0.001 ? "less than 0.1%" : percent(fraction)} slower than the fastest: ${
@@ -270,10 +262,10 @@
   const search = (of, training, isWide) => {
     const open = { zeroBubble: true, hybrid: true, ways: numbers.limits.recompute, everies: [1, 2], pieces: [1, 8] };
     const key = JSON.stringify([training, isWide]);
-    if (searched.key !== key) {
-      searched = { key, isWide, ...of.best(isWide ? open : {}) };
-      if (!isWide && searched.smallest && !searched.found.length) searched = { key, isWide: true, ...of.best(open) };
-    }
+    if (searched.key === key) return searched;
+    searched = { key, isWide, ...of.best(isWide ? open : {}) };
+    if (!isWide && !searched.found.length) searched = { key, isWide: true, ...of.best(open) };
+    if (!searched.found.length) searched.nothing = of.nothing(open, searched.smallest);
     return searched;
   };
 
@@ -281,7 +273,7 @@
     const at = state(), { first, training, notes, tokens, price } = asked(at);
     part(".config").hidden = at.model !== "config";
     if (at.gpu === "other") part(".card").open = true;
-    for (const name of [".bars", ".more"]) part(name).hidden = Boolean(first);
+    for (const name of [".bars", ".more", ".ranks"]) part(name).hidden = Boolean(first);
     part(".config details").hidden = !notes?.length;
     if (first) return say("No answer.", escaped(first));
     part(".config summary").textContent = `${notes.length} notes: which key gave which size, and what is not counted`;
@@ -330,14 +322,11 @@
     const same = JSON.stringify(choicesOf(layout));
     const button = (one, why) =>
       `<li><button type="button" aria-pressed="${JSON.stringify(choicesOf(one.layout)) === same}"><b>${
-        layoutText(one.layout)}</b>${sec(one.stepS)}, ${gb(one.bytes)}${why}</button></li>`;
-    const ways = "Take more GPUs, shorter sequences or a GPU with more memory.";
+        of.layoutText(one.layout)}</b>${sec(one.stepS)}, ${gb(one.bytes)}${why}</button></li>`;
     const [title, offered] = found.length
       ? [`The fastest that fit${best.isWide ? ", of all choices" : ""}`,
         found.map((one, i) => button(one, i ? `<br>${slower(of, found[0], one)}` : ""))]
-      : smallest
-        ? [`No layout fits. ${ways} The smallest:`, [button(smallest, "")]]
-        : ["No layout divides these GPUs and this batch evenly. Take fewer GPUs or a larger batch.", []];
+      : [`${best.nothing}.`, smallest ? [button(smallest, "")] : []];
     part(".best").innerHTML = `<p>${title}</p><ol>${offered.join("")}</ol>`;
     box.querySelectorAll(".best button").forEach((one, i) =>
       one.addEventListener("click", () => {
