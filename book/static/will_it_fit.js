@@ -216,7 +216,7 @@
     return `${fraction < 0.001 ? "less than 0.1%" : percent(fraction)} slower than the fastest: ${
       sec(extraS)} more for ${KINDS[kind][0]}`;
   };
-  const small = matchMedia("(max-width: 700px)");
+  const small = matchMedia("(max-width: 700px), (max-height: 500px)");
   // A stacked bar with its marks above it, and a list of each kind with its number.
   const draw = (i, words, kinds, full, marks, say) => {
     const figure = box.querySelectorAll("figure")[i], share = (x) => `${((100 * x) / full).toFixed(2)}%`;

@@ -178,7 +178,7 @@ def test_the_best_three_are_those_of_the_search(page):
     for i, (run, said) in enumerate(zip(runs, said_of, strict=True)):
         try:
             best = best_layouts(run, ALL_OPEN if i < 4 else ALL)
-        except ValueError as error:
+        except ValueError:
             assert said["found"] == []
             continue
         assert [one["layout"] for one in said["found"]] == [one.layout._asdict() for one in best]
@@ -398,7 +398,8 @@ def test_where_nothing_fits_the_smallest_is_offered(page_at):
     page.locator(".best button").click()
     assert "It does not fit." in verdict(page)
     page = page_at("?gpus=24")
-    assert "the batch is the reason" in page.text_content(".best") and "of 1,024 divides" in page.text_content(".best")
+    said = page.text_content(".best")
+    assert "the batch is the reason" in said and "of 1,024 divides" in said
 
 
 def test_a_preset_is_picked_and_its_days_and_money_are_answered(page_at):
