@@ -62,10 +62,12 @@
     recompute: ["Recompute", numbers.limits.recompute],
     every: ["… one block in", [1, 2, 3, 4]],
     loss: ["Loss in pieces", doubled(1, 16)],
+    search: ["Compared with", [["usual", "usual layouts"], ["all", "all"]]],
   };
   const START = { // 64 GPUs have 5,120 GB together, and this does not fit
     model: "llama-70b", gpu: "h100", gpus: 64, seq: 4096, batch: 1024, stack: "megatron", tokens: "", price: "",
-    tp: 8, cp: 1, pp: 1, v: 1, schedule: "1f1b", b: 4, zero: 1, sp: 1, recompute: "none", every: 1, loss: 1, config: "",
+    tp: 8, cp: 1, pp: 1, v: 1, schedule: "1f1b", b: 4, zero: 1, sp: 1, recompute: "none", every: 1, loss: 1, search: "usual",
+    config: "",
   };
   const KINDS = { // a kind of lib/planner: its words, its colour
     parameters: ["parameters", "param"],
@@ -284,7 +286,7 @@
     for (const [name, possible] of Object.entries({ ...of.axes, v: of.axes.v(at.pp) })) offer(name, possible);
     const layout = layoutOf(at, training), own = of.planned(layout), refusal = of.refusal(layout);
     const { tp, cp, pp, dp, zero, recompute, schedule, every, replicas, loss_chunks: chunks } = layout;
-    const isWide = schedule !== "1f1b" || !["none", "full"].includes(recompute) || chunks > 1 || replicas > 1
+    const isWide = at.search === "all" || schedule !== "1f1b" || !["none", "full"].includes(recompute) || chunks > 1 || replicas > 1
       || (every > 1 && recompute === "full") || (zero === 3 && tp > 1);
     const best = search(of, training, isWide), { found, smallest } = best;
     const gpu = at.gpu === "other" ? "GPU" : at.gpu.toUpperCase(), spare = of.room - own.bytes;
@@ -324,13 +326,13 @@
       `<li><button type="button" aria-pressed="${JSON.stringify(choicesOf(one.layout)) === same}"><b>${
         of.layoutText(one.layout)}</b>${sec(one.stepS)}, ${gb(one.bytes)}${why}</button></li>`;
     const [title, offered] = found.length
-      ? [`The fastest that fit${best.isWide ? ", of all choices" : ""}`,
+      ? [`The fastest that fit${best.isWide ? ", of all layouts" : ""}`,
         found.map((one, i) => button(one, i ? `<br>${slower(of, found[0], one)}` : ""))]
       : [`${best.nothing}.`, smallest ? [button(smallest, "")] : []];
     part(".best").innerHTML = `<p>${title}</p><ol>${offered.join("")}</ol>`;
     box.querySelectorAll(".best button").forEach((one, i) =>
       one.addEventListener("click", () => {
-        fill(choicesOf((found[i] ?? smallest).layout));
+        fill({ ...choicesOf((found[i] ?? smallest).layout), search: best.isWide ? "all" : "usual" });
         changed();
         box.querySelectorAll(".best button")[i]?.focus(); // the list was written anew
       }));

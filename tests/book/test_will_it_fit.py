@@ -191,8 +191,9 @@ def test_where_nothing_fits_it_says_what_python_says(page):
     rng = random.Random(4)
     runs = [page_training(rng) for _ in range(60)]
     runs = [run for run in runs if run.model.num_parameters > 6e10 * rng.random() * run.cluster.gpus / 8]
-    gpus = Cluster(GPUS["h100"], 24)
-    runs.append(Training(PRESET_MODELS["llama-70b"], gpus, stack_for("megatron", "h100"), 1024))
+    for name, gpus in ("llama-70b", 24), ("llama-405b", 8), ("llama-70b", 4), ("llama3-8b", 1), ("qwen3-32b", 3):
+        of = PRESET_MODELS[name], Cluster(GPUS["h100"], gpus), stack_for("megatron", "h100"), 1024
+        runs.append(Training(*of))
     words = f"(({{ found, smallest }}) => found.length ? null : of.nothing({OPEN}, smallest))(of.best({OPEN}))"
     found = set()
     for run, said in zip(runs, ask(page, words, runs), strict=True):
@@ -275,6 +276,8 @@ def test_a_config_is_read_as_python_reads_it(page):
     rng = random.Random(3)
     configs = [given for given, _ in MODELS.values()] + [some_config(rng) for _ in range(400)]
     configs += [json.loads(text) for text, _ in BAD_CONFIGS.values() if text.startswith("{") and len(text) > 1]
+    window = {"sliding_window": 4096, "use_sliding_window": False}
+    configs += [LLAMA8 | {"attention_bias": True, "mlp_bias": one} for one in ([], {}, 0, True)] + [LLAMA8 | window]
     cases = [(json.dumps(one), rng.choice((None, 4096, 131_072))) for one in configs]
     answered = 0
     for (text, tokens), said in zip(cases, read_in_page(page, *cases), strict=True):
@@ -310,6 +313,7 @@ def page_at(opened):
         html = f"""<!doctype html><html lang="en" data-theme="{mode}"><meta charset="utf-8"><title>page</title>
             <meta name="viewport" content="width=device-width,initial-scale=1"><style>{STYLE}
             * {{ box-sizing: border-box }} body {{ margin: 0; background: var(--paper); color: var(--pbh-text) }}
+            fieldset {{ border: 0; padding: 0 }} /* as the theme */
             article {{ max-width: 996px; margin: 0 auto; padding: 0 18px }}</style>
             <main><article class="bd-article"><h1>Page</h1>{live_html(extension)}</article></main></html>"""
         return opened(html, address, width, CLIPBOARD)
@@ -379,11 +383,13 @@ def test_the_impossible_is_marked_and_explained(page_at):
 
 def test_another_schedule_is_searched_where_it_is_chosen(page_at):
     page = page_at("#model=llama-70b&gpus=64&batch=64&tp=8&pp=4")
-    assert "ZB" not in page.inner_text(".best") and "of all choices" not in page.inner_text(".best")
+    assert "ZB" not in page.inner_text(".best") and "of all layouts" not in page.inner_text(".best")
     page.check("input[name=schedule][value='zb-v']")
-    assert "choose v 2" in verdict(page) and "of all choices" in page.inner_text(".best")
+    assert "choose v 2" in verdict(page) and "of all layouts" in page.inner_text(".best")
     page.check("input[name=v][value='2']")
     assert verdict(page).startswith("It fits.") and "schedule=zb-v" in page.url
+    page.locator(".best button >> nth=0").click()
+    assert "of all layouts" in page.inner_text(".best") and "search=all" in page.url
 
 
 def test_a_misspelt_address_changes_nothing(page_at):
@@ -530,12 +536,16 @@ def test_hybrid_sharding_and_zero_3_with_tp(page_at):
         page.check(f"input[name=zero][value='{zero}']")
         layout = Layout4D(2, 1, 1, 32, 1, 1, 3, True, replicas=copies)
         assert f"Peak memory is {memory_bytes(run, layout).total / 1e9:.1f} GB" in verdict(page)
-        assert "of all choices" in page.inner_text(".best")
-    page.locator(".best button >> nth=0").click()
-    first = best_layouts(run, ALL_OPEN)[0]
-    assert f"{first.memory.total / 1e9:.1f} GB" in page.inner_text(".best button >> nth=0") and "It fits" in verdict(
-        page
-    )
+        assert "of all layouts" in page.inner_text(".best")
+    page = page_at("?model=llama3.2-3b&gpus=64&batch=64&stack=fsdp&seq=8192&search=all")
+    run = replace(run, model=replace(PRESET_MODELS["llama3.2-3b"], context=8192))
+    best = best_layouts(run, ALL_OPEN)
+    assert [one.layout.replicas for one in best] == [1, 1, 8] and "8 copies" in page.inner_text(".best")
+    for i, zero in (2, "hsdp"), (0, "1"):
+        page.locator(f".best button >> nth={i}").click()
+        assert page.locator("input[name=zero]:checked").get_attribute("value") == zero
+        assert page.get_attribute(f".best button >> nth={i}", "aria-pressed") == "true"
+        assert f"Peak memory is {best[i].memory.total / 1e9:.1f} GB" in verdict(page)
 
 
 @pytest.mark.parametrize("mode", ["light", "dark"])
