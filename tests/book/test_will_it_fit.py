@@ -576,6 +576,17 @@ def test_on_a_desk_all_is_on_one_screen(page_at, mode):
     assert violations(page) == []
 
 
+def test_on_paper_fields_stand_and_of_chips_the_chosen_ones(page_at):
+    page = page_at("?gpus=64&tp=4&pp=4&b=1&tokens=1T", width=720)
+    page.emulate_media(media="print")
+    shown = {name: page.is_visible(f"[name={name}]") for name in ("gpus", "batch", "seq", "tokens", "peak")}
+    assert shown == {"gpus": True, "batch": True, "seq": True, "tokens": True, "peak": False}
+    assert page.locator("[name=tp] + span").evaluate_all(
+        "all => all.filter(one => one.checkVisibility()).map(one => one.textContent)"
+    ) == ["4"]
+    assert page.locator(".now").evaluate("one => getComputedStyle(one).position") == "static"
+
+
 def test_how_far_to_trust_it_comes_from_the_rows(tmp_path):
     out = build(tmp_path, {"index": "# Page\n\n```{planner_trust}\n```\n"}, ["book_planner"])
     rows = {row.th.text: [cell.text for cell in row("td")] for row in soup(out, "index").tbody("tr")}
