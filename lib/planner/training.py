@@ -215,11 +215,11 @@ BF16 = RECIPES["mixed Adam"]
 # NVIDIA's recipes sum gradients in 16 bit; of a master copy TransformerEngine keeps the half that the weight lacks:
 # NeMo, nemotron4_340b.py (commit 01d03c17) and scripts/performance/helpers.py (02a0e6a5).
 NEMO = Recipe(2, 2, 2, 8)
-# Overlap and memory of the software. `megatron-2021` is that of Narayanan et al. 2021 and Korthikanti et al. 2022,
-# `megatron` that of NVIDIA's recipes, `megatron-lm` that of its command line. `fsdp` is PyTorch of 2024:
-# FlashAttention-2 reaches 35 % of an H100 (Shah et al. 2024, abstract; torch 2.11 reaches 0.41 to 0.54,
-# `book/published/h100.json`), and its ring over 4 or 8 ranks took as long as without balance (torchtitan's rows; the
-# cause is a guess). `fsdp-eager` has a kernel for each operation of norms, rotations and SwiGLU; 2 is from one row.
+# Overlap and memory of the software; Narayanan et al. 2021 and Korthikanti et al. 2022 used megatron-2021; `megatron`
+# is NVIDIA's recipes, `megatron-lm` its command line. `fsdp` is PyTorch of 2024: FlashAttention-2 reaches 35 % of an
+# H100 (Shah et al. 2024, abstract; torch 2.11 0.41 to 0.54, `book/published/h100.json`), and its ring over 4 or 8 ranks
+# took as long as without balance (torchtitan's rows; the cause is a guess). `fsdp-eager` has a kernel for each
+# operation of norms, rotations and SwiGLU; its 2 is chosen on one row.
 STACKS = {
     "megatron-2021": {"fused_attention": False, "exposed_zero3": 1.0},
     "megatron": {"exposed_tp": 0.3, "exposed_pp": 0.1, "overlaps_dp": True, "recipe": NEMO},

@@ -122,7 +122,9 @@ REFUSED = {  # question → what the one sentence says
     "--model lama-70b --gpus 8": (
         "'lama-70b' is not a preset: give its sizes, such as --hidden 4096, or --config; or did you mean llama-70b"
     ),
-    "--model nemotron-340b --gpus 8": "'nemotron-340b' is not a preset: give its sizes, such as --hidden 4096, or --config\n",
+    "--model nemotron-340b --gpus 8": (
+        "'nemotron-340b' is not a preset: give its sizes, such as --hidden 4096, or --config\n"
+    ),
     **{
         f"{ON_8} --gpu {name}": f"GPU '{name}' is not a preset {NO_PRESET}\n"
         for name in ("mi300x", "4090", "gb200", "trainium2", "h10")

@@ -221,3 +221,24 @@ def test_medians_count_a_configuration_once():
     }
     words = rows_text([predict(row) for row in LATER_ROWS.values()])
     assert "FP8 is not modelled" in words and "calibrated" in words and "configurations" in words
+
+
+@pytest.mark.parametrize(
+    ("row", "other"),
+    [
+        ("eager", {"traffic": 1.0}),
+        ("FP8 cp4", {"balanced_cp": True}),
+        ("FP8 cp8", {"balanced_cp": True}),
+        ("FP8 cp8", {"attention_share": 0.5}),
+    ],
+)
+def test_each_constant_of_fsdp_is_needed(row, other):
+    """Without it, calibrated again on the same row, another row is worse."""
+    stack = {name: value for name, value in other.items() if name != "traffic"}
+    run, layout = training_of(LATER_ROWS["TT-H100 8B compiled"])
+    run = replace(run, stack=replace(run.stack, **stack))
+    share = matmul_share_of(run, layout, LATER_ROWS["TT-H100 8B compiled"]["step_s"])
+    judged, its_layout = training_of(LATER_ROWS[f"TT-H100 8B {row}"])
+    judged = replace(judged, stack=replace(judged.stack, matmul_share=share, **other))
+    error = step_s(judged, its_layout).total / LATER_ROWS[f"TT-H100 8B {row}"]["step_s"] - 1
+    assert abs(error) > 3 * abs(predict(LATER_ROWS[f"TT-H100 8B {row}"]).error)
