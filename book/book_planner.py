@@ -1,19 +1,34 @@
 """The numbers of *Will it fit?*: what `lib.planner` knows of models, GPUs and stacks, as JSON in the page.
 
-A page says `{planner}`. In the browser `static/planner.js` computes with them, and `static/will_it_fit.js` makes the
-controls and shows what comes out.
+A page says `{planner}`. In the browser `static/planner.js` computes with them, `static/model_config.js` reads the model
+of a `config.json`, and `static/will_it_fit.js` makes the controls and shows what comes out. Where a page says
+`{planner_trust}`, a table says how far published runs were missed.
 """
 
 import json
-from dataclasses import asdict
+from dataclasses import MISSING, asdict, fields
+from itertools import chain
 
-from live_page import add_live_page
+from docutils import nodes
+from docutils.parsers.rst import Directive
+from live_page import ROOT, add_live_page, table
 
+from book.published import LATER, RUNS
+from lib.cost.models import NOT_MODELLED
 from lib.cost.sizes import PLANNED_RECOMPUTE, ModelShape
 from lib.planner import search, seconds
+from lib.planner.configs import FOREIGN, OFF, USUAL_TOKENS
+from lib.planner.rows import predict, read_rows
+from lib.planner.text import rows_json
 from lib.planner.training import GPUS, PRESET_MODELS, STACKS, Cluster, Training, stack_for
 
-SCRIPTS = "planner.js", "will_it_fit.js"
+SCRIPTS = "planner.js", "model_config.js", "will_it_fit.js"
+CHOSEN = {
+    "calibrated": "runs that calibrate a constant",
+    "in view": "runs in view when constants were chosen",
+    "later": "runs that came later",
+    "kept back": "runs kept back",
+}
 HTML = """<div id="planner"><noscript><p><strong>This page computes in your browser, and JavaScript is switched off.
 </strong> From a terminal, <code>python -m lib.planner --model llama-70b --gpus 64</code> says the same.</p></noscript>
 <script type="application/json">{numbers}</script></div>"""
@@ -54,6 +69,14 @@ def numbers() -> dict:
             "tp_sums": seconds.TP_SUMS,
             "recompute": PLANNED_RECOMPUTE,
         },
+        "foreign": {
+            "config": FOREIGN["config"],
+            "refused": FOREIGN["refused"],
+            "fields": {one.name: None if one.default is MISSING else one.default for one in fields(ModelShape)},
+            "off": OFF,
+            "usual_tokens": USUAL_TOKENS,
+            "not_modelled": NOT_MODELLED,
+        },
     }
 
 
@@ -62,5 +85,31 @@ def html() -> str:
     return HTML.format(numbers=json.dumps(numbers()))
 
 
+def trust() -> str:
+    """Errors of a step by stack and GPU, and by when the constants were chosen: those of all published runs.
+
+    Rows with something that is not modelled, such as FP8, count in neither.
+    """
+    found = [predict(row) for path in (RUNS, LATER) for row in read_rows(path)]
+    by = rows_json([one for one in found if not one.without])
+    groups = (by["stacks"].items(), [(CHOSEN[name], of) for name, of in by["evidence"].items() if name in CHOSEN])
+    lines = [
+        f'<tr><th scope="row">{name}</th><td>{of["runs"]}</td><td>{of["configurations"]}</td>'
+        f"<td>{of['median']:.1%}</td><td>{of['worst']:.1%}</td></tr>"
+        for name, of in chain(*groups)
+    ]
+    return table("trust", ("stack, GPU", "runs", "configurations", "median error", "worst"), lines)
+
+
+class Trust(Directive):
+    """`{planner_trust}`."""
+
+    def run(self) -> list[nodes.Node]:
+        for path in (RUNS, LATER, *ROOT.glob("lib/planner/*.py")):
+            self.state.document.settings.env.note_dependency(str(path))
+        return [nodes.raw("", trust(), format="html")]
+
+
 def setup(app):
-    return add_live_page(app, "planner", html, ("lib/planner/*.py", "lib/cost/*.py"), SCRIPTS)
+    app.add_directive("planner_trust", Trust)
+    return add_live_page(app, "planner", html, ("lib/planner/*", "lib/cost/*.py"), SCRIPTS)

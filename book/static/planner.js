@@ -16,8 +16,11 @@ const planner = (training, limits) => {
   const blockWeights = h * (2 * queries + 2 * kv + (gated ? 3 : 2) * ffn);
   const ofQkv = queries + 2 * kv;
   const ofBiases = { all: ofQkv + 2 * h + (gated ? 2 : 1) * ffn, qkv: ofQkv, none: 0 }[biases];
-  const blockParameters = blockWeights + ofBiases + (model.rms_norm ? 2 : 4) * h;
+  const norm = (model.rms_norm ? 1 : 2) * h;
+  const blockParameters = blockWeights + ofBiases + 2 * norm;
   const endParameters = vocab * h; // of the embedding, and as many of the head
+  const positions = model.rotary ? 0 : s * h;
+  const parameters = layers * blockParameters + norm + positions + (model.tied ? 1 : 2) * endParameters;
 
   const sum = (kinds) => Object.values(kinds).reduce((a, b) => a + b, 0);
   const gathered = (bytes, n) => ((n - 1) / n) * bytes; // what each of n ranks sends in an all-gather
@@ -134,9 +137,27 @@ const planner = (training, limits) => {
       optimizer: (limits.optimizer_bytes * updated) / (stack.memory_share * device.memory_Bps),
     };
   };
-  const mfu = (stepS) => {
-    const flops = 3 * 2 * batch * s * (layers * (blockWeights + 2 * s * queries) + vocab * h);
-    return flops / stepS / gpus / device.peak_flops;
+  // Of the peak; with recomputation it is the hardware's (HFU). A causal kernel has half of the scores.
+  const utilisation = (stepS, { recompute, every } = { recompute: "none", every: 1 }, causal = false) => {
+    const scores = (causal ? 1 : 2) * s * queries;
+    const again = weightsAgain(recompute) + (["selective", "full"].includes(recompute) ? scores : 0);
+    const weights = layers * (blockWeights + scores) + vocab * h;
+    return (2 * batch * s * (3 * weights + (layers * again) / every)) / stepS / gpus / device.peak_flops;
+  };
+  // What follows from the seconds of a step. `tokens` are of the whole training, `price` is of a GPU for an hour.
+  const answers = ({ layout, stepS }, tokens = 0, price = 0) => {
+    const perS = (batch * s) / stepS, hours = tokens / perS / 3600;
+    return {
+      step_s: stepS,
+      tokens_per_s: perS,
+      tokens_per_s_per_gpu: perS / gpus,
+      mfu: utilisation(stepS),
+      mfu_causal: utilisation(stepS, undefined, true),
+      hfu: utilisation(stepS, layout),
+      hfu_causal: utilisation(stepS, layout, true),
+      ...(tokens && { tokens, days: hours / 24, gpu_hours: hours * gpus }),
+      ...(tokens && price && { price_per_gpu_hour: price, money: price * hours * gpus }),
+    };
   };
 
   // -- bytes
@@ -174,7 +195,10 @@ const planner = (training, limits) => {
   // -- choices
   const upTo = (n) => Array.from({ length: n }, (_, i) => i + 1);
   const powers = (most) => upTo(Math.floor(Math.log2(most)) + 1).map((k) => 2 ** (k - 1));
-  const divisors = (n) => upTo(n).filter((k) => n % k === 0);
+  const divisors = (n) => {
+    const small = upTo(Math.floor(Math.sqrt(n))).filter((k) => n % k === 0);
+    return [...new Set([...small, ...small.map((k) => n / k).reverse()])];
+  };
   const mostTp = Math.min(heads, limits.nodes_of_tp * perNode);
   const sharesHeads = (n) => n <= mostTp && heads % n === 0 && (keyHeads % n === 0 || n % keyHeads === 0);
   const ofNode = (tp) => Math.max(1, Math.floor(perNode / tp)); // data-parallel ranks, over which HSDP shards
@@ -227,39 +251,50 @@ const planner = (training, limits) => {
     [({ cp, dp, zero }) => zero && dp * cp === 1,
       () => `ZeRO shards over data-parallel ranks, and there is one: choose ZeRO stage 0, or ${many(2 * gpus)} GPUs.`],
   ];
+  // Those that heads, tokens and layers allow, and the GPUs divide by; stages per rank are those of a pipeline.
+  const axes = {
+    tp: divisors(heads).filter((n) => sharesHeads(n) && gpus % n === 0),
+    cp: powers(mostCp).filter((n) => gpus % n === 0),
+    pp: divisors(gpus).filter(hasEvenStages),
+    v: (pp) => upTo(limits.stages_per_rank).filter((v) => hasEvenStages(pp * v)),
+  };
   const canBe = (layout) => !REFUSALS.some(([hits]) => hits(layout));
   const refusal = (layout) => REFUSALS.find(([hits]) => hits(layout))?.[1](layout) ?? null;
 
   // Choices are those of lib/planner/search.py, with the same defaults.
-  const allLayouts = ({ zeroBubble = false, hybrid = false, ways = ["none", "full"], everies = [1], pieces = [1] }) => {
-    const found = [];
+  const layoutsOf = function* ({ zeroBubble = false, hybrid = false, ways = ["none", "full"], everies = [1], pieces = [1] }) {
     const schedules = zeroBubble ? ["1f1b", "zb-h1", "zb-v"] : ["1f1b"];
     const recomputes = ways.flatMap((recompute) =>
       (recompute === "full" ? everies : [1]).map((every) => ({ recompute, every })))
       .filter(({ recompute }) => recompute !== "selective" || !stack.fused_attention);
-    for (const tp of divisors(heads))
-      for (const cp of powers(mostCp))
-        for (const pp of divisors(gpus)) {
-          const axes = { tp, cp, pp, dp: gpus / (tp * cp * pp), sequence_parallel: tp > 1 };
+    for (const tp of axes.tp)
+      for (const cp of axes.cp)
+        for (const pp of axes.pp) {
+          const dp = gpus / (tp * cp * pp), copies = (dp * cp) / ofNode(tp);
+          // Written out, because there are many thousands of them.
+          const layoutOf = (rows, v, zero, recompute, schedule, replicas, every, chunks) => ({
+            tp, cp, pp, dp, rows, stages_per_rank: v, zero, sequence_parallel: tp > 1, recompute, schedule, replicas,
+            every, loss_chunks: chunks,
+          });
           // What the plainest layout on these ranks cannot do, no other can.
-          const plain = { zero: 0, recompute: "none", schedule: "1f1b", replicas: 1, every: 1, loss_chunks: 1 };
-          if (!canBe({ ...axes, ...plain, rows: 1, stages_per_rank: 1 })) continue;
+          const possible = (rows, v) => canBe(layoutOf(rows, v, 0, "none", "1f1b", 1, 1, 1));
+          if (!possible(1, 1)) continue;
           const zeros = [[0, 1], [1, 1], ...(tp === 1 || hybrid ? [[3, 1]] : [])];
-          const copies = (axes.dp * cp) / ofNode(tp);
-          if (hybrid && Number.isInteger(copies) && copies > 1 && copies < axes.dp * cp) zeros.push([3, copies]);
+          if (hybrid && Number.isInteger(copies) && copies > 1 && copies < dp * cp) zeros.push([3, copies]);
           for (const rows of powers(limits.rows))
-            for (const v of upTo(limits.stages_per_rank))
-              for (const how of recomputes)
+            for (const v of upTo(pp > 1 ? limits.stages_per_rank : 1)) {
+              if (!possible(rows, v)) continue;
+              for (const { recompute, every } of recomputes)
                 for (const [zero, replicas] of zeros)
-                  for (const schedule of schedules)
+                  for (const schedule of recompute === "none" && pp > 1 ? schedules : ["1f1b"])
                     for (const chunks of pieces) {
-                      const more = { ...how, zero, replicas, schedule, loss_chunks: chunks };
-                      const layout = { ...axes, rows, stages_per_rank: v, ...more };
-                      if (canBe(layout)) found.push(layout);
+                      const layout = layoutOf(rows, v, zero, recompute, schedule, replicas, every, chunks);
+                      if (canBe(layout)) yield layout;
                     }
+            }
         }
-    return found;
   };
+  const allLayouts = (choices) => [...layoutsOf(choices)];
   const planned = (layout) => {
     const [time, held] = [seconds(layout), memory(layout)];
     return { layout, seconds: time, memory: held, stepS: sum(time), bytes: sum(held) };
@@ -268,8 +303,8 @@ const planner = (training, limits) => {
   const best = ({ most = 3, ...choices } = {}) => {
     const enough = new Set();
     const all = allLayouts(choices).flatMap((layout) => {
-      const { recompute, every, loss_chunks: chunks, ...rest } = layout;
-      const plain = Object.values(rest).join();
+      const { tp, cp, pp, rows, stages_per_rank: v, zero, schedule, replicas, recompute, loss_chunks: chunks } = layout;
+      const plain = [tp, cp, pp, rows, v, zero, schedule, replicas].join();
       if ((recompute !== "none" || chunks > 1) && enough.has(plain)) return [];
       const one = planned(layout);
       if (recompute === "none" && one.bytes <= room) enough.add(plain);
@@ -279,11 +314,57 @@ const planner = (training, limits) => {
     const smallest = all.reduce((a, b) => (a && a.bytes <= b.bytes ? a : b), null);
     return { found: fitting.slice(0, most), smallest };
   };
+  const someFits = (choices) => {
+    for (const layout of layoutsOf(choices)) if (sum(memory(layout)) <= room) return true;
+    return false;
+  };
+  const layoutText = (layout) => {
+    const { tp, cp, pp, dp, rows, stages_per_rank: v, zero, recompute, every, schedule } = layout;
+    const again = recompute !== "none" && `recompute ${recompute}${every > 1 ? `, 1 in ${every}` : ""}`;
+    return [`tp ${tp} · ${cp > 1 ? `cp ${cp} · ` : ""}pp ${pp} · dp ${dp}`, `b ${rows}`, v > 1 && `v ${v}`,
+      zero && `ZeRO-${zero}`, layout.sequence_parallel && "sp", layout.replicas > 1 && `${layout.replicas} copies`,
+      again, layout.loss_chunks > 1 && `loss in ${layout.loss_chunks}`, schedule !== "1f1b" && schedule,
+    ].filter(Boolean).join(", ");
+  };
+  // Why there is no layout, with all choices open, and a way out that was tried. The smallest is null if there is none.
+  const nothing = (choices, smallest) => {
+    const other = (changes) => planner({ ...training, ...changes }, limits), gb = (bytes) => (bytes / 1e9).toFixed(1);
+    const first = (values, change) => values.find((n) => other(change(n)).someFits(choices));
+    const batches = () => first(
+      [...new Set(divisors(gpus).map((n) => Math.ceil(batch / n) * n))].sort(
+        (a, b) => (a < 2 * batch ? -a : a) - (b < 2 * batch ? -b : b)),
+      (n) => ({ global_batch: n }));
+    const ofNodes = [...powers(2 ** 20), ...upTo(64).map((k) => perNode * k)].sort((a, b) => a - b);
+    const states = recipe.weight_bytes + recipe.gradient_bytes + recipe.master_bytes + recipe.state_bytes;
+    const least = layers * blockParameters * states; // which is somewhere at least once
+    const more = () => first(ofNodes.filter((n) => n > gpus && n * room >= least), (n) => ({ gpus: n }));
+    const shorter = () => first(
+      powers(s).map((n) => Math.floor(s / n)).slice(1), (n) => ({ model: { ...model, context: n } }));
+    const needed = smallest ? [] : other({ global_batch: gpus }).allLayouts(choices).map(({ dp }) => dp);
+    const dps = [...new Set(needed)].sort((a, b) => a - b);
+    const why = smallest
+      ? `nothing fits: the smallest layout (${layoutText(smallest.layout)}) needs ${gb(smallest.bytes)} GB on a GPU, ${
+        gb(smallest.bytes - room)} GB more than available`
+      : dps.length
+        ? `the batch is the reason: ${layers} layers and ${heads} heads on ${many(gpus)} GPUs need dp ${
+          oneOf(dps.map(many))}, and a batch of ${many(batch)} divides by none of them`
+        : `no layout cuts ${layers} layers and ${heads} heads evenly over ${many(gpus)} GPUs`;
+    const ways = [
+      [() => !dps.length && more(), (n) => `${n} GPUs`],
+      [batches, (n) => `a batch of ${n} sequences`],
+      [shorter, (n) => `sequences of ${n} tokens`],
+    ];
+    for (const [find, words] of ways) {
+      const n = find();
+      if (n) return `${why}; use ${words(many(n))}`;
+    }
+    return `${why}; use a GPU with more memory`;
+  };
   // What the other takes longer for: the largest difference of a kind.
   const whySlower = (one, other) => {
     const more = Object.entries(other.seconds).map(([kind, time]) => [kind, time - one.seconds[kind]]);
     const [kind, extraS] = more.reduce((a, b) => (b[1] > a[1] ? b : a));
     return { fraction: other.stepS / one.stepS - 1, kind, extraS };
   };
-  return { planned, mfu, room, refusal, allLayouts, best, whySlower };
+  return { parameters, planned, answers, room, refusal, allLayouts, someFits, best, nothing, layoutText, whySlower, axes };
 };

@@ -4,48 +4,81 @@
 (() => {
   const box = document.getElementById("planner");
   const numbers = JSON.parse(box.querySelector("script").textContent);
+  const config = modelConfig(numbers.foreign, Object.keys(numbers.models));
 
-  // ---- Controls: name in the address → its words, its values; a value may have words of its own ----
+  // ---- Controls: name in the address → its words, and its values or what it reads ----
   const doubled = (from, to) => (from > to ? [] : [from, ...doubled(2 * from, to)]);
   const gb = (bytes, digits = 1) => `${(bytes / 1e9).toFixed(digits)} GB`;
-  const gpuWords = ([name, { memory_bytes: memory }]) => [name, `${name.toUpperCase()} ${gb(memory, 0)}`];
-  const inWords = (n) => [n, many(n)];
-  const RUN = {
-    model: ["Model", Object.keys(numbers.models)],
-    gpu: ["GPU", Object.entries(numbers.gpus).map(gpuWords)],
-  };
+  const ofPresets = ([name, { memory_bytes: memory }]) => [name, `${name.toUpperCase()} ${gb(memory, 0)}`];
   const MENUS = {
-    gpus: ["GPUs", doubled(8, 16_384).map(inWords)],
-    seq: ["Sequence length", doubled(1024, 131_072).map(inWords)],
-    batch: ["Global batch, sequences", doubled(8, 16_384).map(inWords)],
+    model: ["Model", [...Object.keys(numbers.models), ["config", "a config.json…"]]],
+    gpu: ["GPU", [...Object.entries(numbers.gpus).map(ofPresets), ["other", "another card…"]]],
     stack: ["Stack", Object.keys(numbers.stacks)],
   };
-  const LAYOUT = {
-    tp: ["Tensor parallel (tp)", doubled(1, 16)],
-    cp: ["Context parallel (cp)", doubled(1, 16)],
-    pp: ["Pipeline parallel (pp)", doubled(1, 128)],
-    v: ["Stages per rank (v)", Array.from({ length: numbers.limits.stages_per_rank }, (_, i) => i + 1)],
-    schedule: ["Schedule", [["1f1b", "1F1B, interleaved"], ["zb-h1", "ZB-H1"], ["zb-v", "ZB-V"]]],
-    b: ["Sequences per microbatch (b)", doubled(1, numbers.limits.rows)],
-    zero: ["ZeRO stage", [0, 1, 2, 3]],
-    sp: ["Sequence parallelism", [[1, "with tp"], [0, "off"]]],
-    recompute: ["Recomputation", ["none", "full"]],
+  // A text as a number, or NaN; thousands may have commas.
+  const number = (text) => {
+    const plain = /^\d{1,3}(,\d{3})+(\.\d+)?$/.test(text) ? text.replaceAll(",", "") : text;
+    return /^\d+(\.\d*)?(e\d+)?$/i.test(plain) ? Number(plain) : NaN;
   };
-  const CONTROLS = { ...RUN, ...MENUS, ...LAYOUT };
+  const count = (most, such) => [
+    (text) => (Number.isInteger(number(text)) && number(text) >= 1 && number(text) <= most ? number(text) : NaN),
+    `Give a whole number from 1 to ${many(most)}, such as ${many(such)}.`];
+  const figure = (unit, such) => [
+    (text) => (number(text) > 0 && number(text) <= 1e9 ? number(text) * unit : NaN),
+    `Give a number above 0, such as ${such}.`];
+  const optional = ([read, sentence]) => [(text) => (text === "" ? 0 : read(text)), sentence];
+  const tokens = (text) => {
+    const [, digits, unit] = /^(.*?)\s*([MBT]?)$/i.exec(text);
+    return number(digits) > 0 ? number(digits) * { m: 1e6, b: 1e9, t: 1e12, "": 1 }[unit.toLowerCase()] : NaN;
+  };
+  const SIZES = { // words, what reads it, the sentence that refuses
+    gpus: ["GPUs", ...count(2 ** 20, 64)],
+    batch: ["Batch, sequences", ...count(2 ** 24, 1024)],
+    seq: ["Sequence, tokens", ...count(2 ** 24, 4096)],
+  };
+  const CARD = { // as in lib.planner's command; the field of Device, and how much one is
+    peak: ["Peak, TFLOP/s, 16 bit", ...figure(1e12, 989), "peak_flops", 1e12],
+    memory: ["Memory, GB", ...figure(1e9, 80), "memory_bytes", 1e9],
+    "memory-bandwidth": ["Memory, GB/s", ...figure(1e9, "3,350"), "memory_Bps", 1e9],
+    link: ["Link, GB/s one way", ...figure(1e9, 450), "link_Bps", 1e9],
+    network: ["Network, GB/s per GPU", ...figure(1e9, 50), "network_Bps", 1e9],
+    "per-node": ["GPUs per node", ...count(1024, 8), "per_node", 1],
+  };
+  const ANSWERS = {
+    tokens: ["Tokens in all", ...optional([tokens, "Give a number and M, B or T, such as 15.6T."])],
+    price: ["Price of a GPU hour", ...optional(figure(1, 2.5))],
+  };
+  const FIELDS = { ...SIZES, ...CARD, ...ANSWERS };
+  const NUMBERED = "tp cp pp v b every loss".split(" "); // these may have any number
+  const CHIPS = {
+    tp: ["Tensor (tp)", doubled(1, 16)],
+    cp: ["Context (cp)", doubled(1, 16)],
+    pp: ["Pipeline (pp)", doubled(1, 16)],
+    v: ["Stages (v)", [1, 2, 3, 4]],
+    schedule: ["Schedule", [["1f1b", "1F1B"], ["zb-h1", "ZB-H1"], ["zb-v", "ZB-V"]]],
+    b: ["Microbatch (b)", doubled(1, numbers.limits.rows)],
+    zero: ["ZeRO stage", [0, 1, 2, 3, ["hsdp", "HSDP"]]],
+    sp: ["Sequence parallel", [[1, "with tp"], [0, "off"]]],
+    recompute: ["Recompute", numbers.limits.recompute],
+    every: ["… one block in", [1, 2, 3, 4]],
+    loss: ["Loss in pieces", doubled(1, 16)],
+    search: ["Compared with", [["usual", "usual layouts"], ["all", "all"]]],
+  };
   const START = { // 64 GPUs have 5,120 GB together, and this does not fit
-    model: "llama-70b", gpu: "h100", gpus: 64, seq: 4096, batch: 1024, stack: "megatron",
-    tp: 8, cp: 1, pp: 1, v: 1, schedule: "1f1b", b: 4, zero: 1, sp: 1, recompute: "none",
+    model: "llama-70b", gpu: "h100", gpus: 64, seq: 4096, batch: 1024, stack: "megatron", tokens: "", price: "",
+    tp: 8, cp: 1, pp: 1, v: 1, schedule: "1f1b", b: 4, zero: 1, sp: 1, recompute: "none", every: 1, loss: 1, search: "usual",
+    config: "",
   };
   const KINDS = { // a kind of lib/planner: its words, its colour
     parameters: ["parameters", "param"],
     gradients: ["gradients", "gradient"],
     optimizer: ["optimizer", "opt"],
     activations: ["activations", "activation"],
-    logits: ["logits", "weight"],
-    gathered: ["gathered block", "soft"],
-    matmuls: ["matmuls", "backward"],
+    logits: ["logits", "activation"],
+    gathered: ["gathered block", "param"],
+    matmuls: ["matmuls", "forward"],
     attention: ["attention", "forward"],
-    memory: ["memory traffic", "soft"],
+    memory: ["memory traffic", "forward"],
     tp: ["tp", "comm"],
     cp: ["cp", "comm"],
     pp: ["pp", "comm"],
@@ -53,162 +86,315 @@
     bubble: ["bubble", "idle"],
   };
 
-  const options = (name) => CONTROLS[name][1].map((value) => (Array.isArray(value) ? value : [value, value]));
-  const chips = (name) => {
-    const chip = ([value, words]) =>
-      `<label><input type="radio" name="${name}" value="${value}"><span>${words}</span></label>`;
-    return `<fieldset><legend>${CONTROLS[name][0]}</legend>${options(name).map(chip).join("")}</fieldset>`;
-  };
+  const pairs = (values) => values.map((value) => (Array.isArray(value) ? value : [value, value]));
+  const chip = (name) => ([value, words]) =>
+    `<label><input type="radio" name="${name}" value="${value}"><span>${words}</span></label>`;
+  const chips = (name) => `<fieldset name="${name}-chips"><legend>${CHIPS[name][0]}</legend>${
+    pairs(CHIPS[name][1]).map(chip(name)).join("")}</fieldset>`;
   const menu = (name) => {
     const option = ([value, words]) => `<option value="${value}">${words}</option>`;
-    return `<label>${CONTROLS[name][0]}<select name="${name}">${options(name).map(option).join("")}</select></label>`;
+    return `<label>${MENUS[name][0]}<select name="${name}">${pairs(MENUS[name][1]).map(option).join("")}</select></label>`;
   };
+  const wrong = (name) => `<small id="wrong-${name}" class="wrong"></small>`;
+  const typed = (name) => `<label>${FIELDS[name][0]}<input name="${name}" inputmode="decimal" maxlength="20"
+    aria-describedby="wrong-${name}">${wrong(name)}</label>`;
   const all = (controls, html) => Object.keys(controls).map(html).join("");
   box.innerHTML = `
     <form autocomplete="off">
-      ${all(RUN, chips)}
-      <div class="menus">${all(MENUS, menu)}</div>
-      <div class="layout">${all(LAYOUT, chips)}</div>
+      <div class="menus">${all(MENUS, menu)}${all(SIZES, typed)}</div>
+      <div class="config" hidden>
+        <label>config.json of Hugging Face<textarea name="config" rows="4" spellcheck="false"
+          aria-describedby="wrong-config" placeholder="Paste it here, or the name of a model"></textarea></label>
+        <label class="file">or pick the file <input type="file" accept=".json,application/json"></label>
+        ${wrong("config")}<details><summary></summary><ul></ul></details>
+      </div>
+      <details class="card"><summary>Figures of the card, network, GPUs per node</summary>
+        <div class="menus">${all(CARD, typed)}</div></details>
+      <details class="money"><summary>Days and money</summary><div class="menus">${all(ANSWERS, typed)}</div></details>
+      <div class="chips">${all(CHIPS, chips)}</div>
+      <p class="hint">A dashed choice is impossible with the others; press it to read why.</p>
       <p class="ranks"></p>
     </form>
-    <p class="verdict" aria-live="polite"></p>
-    <div class="outcome">
-      <div class="bars"><figure></figure><figure></figure></div>
-      <div class="best"></div>
-    </div>
-    <p><button type="button" class="copy">Copy link</button></p>
+    <div class="out"><div class="now"><p class="verdict" aria-live="polite"></p>
+      <div class="bars"><figure></figure><figure></figure></div></div>
+    <div class="more">
+      <div class="kinds"><ul></ul><ul></ul></div>
+      <p class="answers"></p><div class="best"></div>
+      <p class="end"><button type="button" class="copy">Copy link</button> Not modelled: ${
+        Object.keys(numbers.foreign.not_modelled).join(", ")}.</p>
+    </div></div>
     <svg height="0" aria-hidden="true"><pattern id="hatched" width="6" height="6" patternTransform="rotate(45)"
       patternUnits="userSpaceOnUse"><path d="M0 0V6"/></pattern></svg>`;
   const part = (selector) => box.querySelector(selector);
-  const form = part("form");
+  const form = part("form"), field = (name) => form.elements[name];
+
+  // ---- Chips of numbers: those of old, those that are possible now, and the one that is chosen ----
+  const offer = (name, more) => {
+    const place = field(`${name}-chips`), inputs = [...place.querySelectorAll("input")];
+    const [usual, chosen] = [CHIPS[name][1], inputs.find((input) => input.checked)?.value];
+    const wanted = [...new Set([...usual, ...more, ...(chosen ? [Number(chosen)] : [])])].sort((a, b) => a - b);
+    if (wanted.join() === inputs.map(({ value }) => value).join()) return;
+    const focused = place.contains(document.activeElement);
+    inputs.forEach((input) => input.parentNode.remove());
+    place.insertAdjacentHTML("beforeend", pairs(wanted).map(chip(name)).join(""));
+    if (chosen) field(name).value = chosen;
+    if (focused) place.querySelector(":checked")?.focus();
+  };
 
   // ---- What the form says, in the planner's words ----
-  const state = () => Object.fromEntries(new FormData(form));
+  const figuresOf = (gpu) => (name) => {
+    const [, , , of, unit] = CARD[name];
+    return of === "per_node" ? numbers.per_node : numbers.gpus[gpu] ? numbers.gpus[gpu][of] / unit : "";
+  };
+  const figures = (gpu) => Object.fromEntries(Object.keys(CARD).map((name) => [name, figuresOf(gpu)(name)]));
+  const state = () => {
+    const at = Object.fromEntries([...new FormData(form)].filter(([, value]) => typeof value === "string"));
+    for (const name of [...Object.keys(FIELDS), "config"]) at[name] = at[name].trim();
+    return at;
+  };
   const fill = (values) => { // what is no choice of a control, such as a misspelt address has it, changes nothing
-    for (const [name, value] of Object.entries(values))
-      if (Object.hasOwn(CONTROLS, name) && options(name).some(([known]) => String(known) === String(value)))
-        form.elements[name].value = value;
+    for (const [name, value] of Object.entries(values).map(([key, one]) => [key, String(one)])) {
+      const among = Object.hasOwn(MENUS, name) ? MENUS[name][1] : Object.hasOwn(CHIPS, name) ? CHIPS[name][1] : [];
+      const isNew = NUMBERED.includes(name) && /^[1-9]\d{0,4}$/.test(value);
+      if (isNew) offer(name, [Number(value)]);
+      if (isNew || pairs(among).some(([one]) => String(one) === value)) field(name).value = value;
+      else if (Object.hasOwn(FIELDS, name) || name === "config") field(name).value = value.slice(0, 20_000);
+    }
   };
-  const trainingOf = (at) => ({
-    model: { ...numbers.models[at.model], context: Number(at.seq) },
-    device: numbers.gpus[at.gpu],
-    stack: numbers.stacks[at.stack][at.gpu],
-    gpus: Number(at.gpus),
-    per_node: numbers.per_node,
-    global_batch: Number(at.batch),
-  });
-  const layoutOf = (at) => {
-    const [tp, cp, pp, rows, v, zero] = [at.tp, at.cp, at.pp, at.b, at.v, at.zero].map(Number);
-    const [dp, slices] = [at.gpus / (tp * cp * pp), at.sp === "1" && tp > 1];
+  const refuse = (name, sentence) => {
+    part(`#wrong-${name}`).textContent = sentence;
+    field(name)[sentence ? "setAttribute" : "removeAttribute"]("aria-invalid", "true");
+  };
+  // The training and the notes on its model, or the first of the sentences that stand beside wrong fields.
+  const asked = (at) => {
+    let first = "", model = numbers.models[at.model], notes = [];
+    const given = {};
+    for (const [name, [words, read, sentence]] of Object.entries(FIELDS)) {
+      given[name] = read(at[name]);
+      refuse(name, Number.isNaN(given[name]) ? sentence : "");
+      if (Number.isNaN(given[name])) first ||= `${words}: ${sentence}`;
+    }
+    refuse("config", "");
+    if (at.model === "config")
+      try {
+        if (at.config === "") throw new Error("Paste a config.json, or pick its file.");
+        if (!/^[{["]/.test(at.config)) model = numbers.models[config.known(at.config)];
+        else ({ model, notes } = config.read(at.config, given.seq || 1));
+      } catch ({ message }) {
+        refuse("config", message);
+        first ||= message;
+      }
+    if (first) return { first };
+    const device = { ...numbers.gpus[at.gpu] }, of = numbers.stacks[at.stack];
+    for (const [name, [, , , key]] of Object.entries(CARD)) device[key] = given[name];
+    const training = {
+      model: { ...model, context: given.seq },
+      device,
+      stack: of[at.gpu] ?? of.h100, // as lib.planner does for a GPU without calibration
+      gpus: given.gpus,
+      per_node: given["per-node"],
+      global_batch: given.batch,
+    };
+    return { training, notes, tokens: given.tokens, price: given.price };
+  };
+  const layoutOf = (at, { gpus, per_node: perNode }) => {
+    const [tp, cp, pp, rows, v, every, loss] = [at.tp, at.cp, at.pp, at.b, at.v, at.every, at.loss].map(Number);
+    const dp = gpus / (tp * cp * pp), hybrid = at.zero === "hsdp";
+    const copies = hybrid ? Math.max(1, Math.ceil((dp * cp) / Math.max(1, Math.floor(perNode / tp)))) : 1;
     const { recompute, schedule } = at;
-    const whole = { replicas: 1, every: 1, loss_chunks: 1 };
-    return { tp, cp, pp, dp, rows, stages_per_rank: v, zero, sequence_parallel: slices, recompute, schedule, ...whole };
+    return {
+      tp, cp, pp, dp, rows, stages_per_rank: v, zero: hybrid ? 3 : Number(at.zero),
+      sequence_parallel: at.sp === "1" && tp > 1, recompute, schedule, replicas: copies, every, loss_chunks: loss,
+    };
   };
-  const choicesOf = ({ rows: b, stages_per_rank: v, ...layout }) => ({ ...layout, b, v, sp: 1 });
+  const choicesOf = ({ rows: b, stages_per_rank: v, loss_chunks: loss, replicas, zero, ...layout }) =>
+    ({ ...layout, b, v, loss, zero: replicas > 1 ? "hsdp" : zero, sp: 1 });
 
   // ---- Words and bars ----
   const sec = (x) => `${x >= 1000 ? many(Math.round(x)) : x.toPrecision(3)} s`;
-  const layoutText = ({ tp, cp, pp, dp, rows, stages_per_rank: v, zero, recompute, schedule }) => {
-    const axes = `tp ${tp} · ${cp > 1 ? `cp ${cp} · ` : ""}pp ${pp} · dp ${dp}`;
-    const named = schedule !== "1f1b" && schedule.toUpperCase();
-    const more = [v > 1 && `v ${v}`, named, zero && `ZeRO-${zero}`, recompute === "full" && "recompute"];
-    return [axes, `b ${rows}`, ...more].filter(Boolean).join(", ");
-  };
+  const percent = (x) => `${(100 * x).toFixed(1)}%`;
   const slower = (of, one, other) => {
     const { fraction, kind, extraS } = of.whySlower(one, other);
-    const percent = fraction < 0.001 ? "less than 0.1" : (100 * fraction).toFixed(1);
-    return `${percent}% slower than the fastest: ${sec(extraS)} more for ${KINDS[kind][0]}`;
+    return `${fraction < 0.001 ? "less than 0.1%" : percent(fraction)} slower than the fastest: ${
+      sec(extraS)} more for ${KINDS[kind][0]}`;
   };
-  // A stacked bar with its marks above it; below it each kind with its number.
-  const draw = (figure, words, kinds, full, marks, say) => {
-    const percent = (x) => `${((100 * x) / full).toFixed(2)}%`;
+  const small = matchMedia("(max-width: 700px), (max-height: 500px)");
+  // A stacked bar with its marks above it, and a list of each kind with its number.
+  const draw = (i, words, kinds, full, marks, say) => {
+    const figure = box.querySelectorAll("figure")[i], share = (x) => `${((100 * x) / full).toFixed(2)}%`;
     const there = Object.entries(kinds).filter(([, x]) => x > 0);
+    const [top, high] = small.matches ? [2, 16] : [20, 34];
     let end = 0;
     const bars = there.map(([kind, x]) => {
       const [label, ink] = KINDS[kind], [start, middle] = [end, end + x / 2];
       end += x;
-      const hasRoom = (x / full) * figure.clientWidth > 8 * label.length + 8;
-      const text = hasRoom ? `<text x="${percent(middle)}" y="46" class="on ${ink}">${label}</text>` : "";
-      return `<rect x="${percent(start)}" width="${percent(x)}" y="22" height="38" class="${ink}"/>${text}`;
+      const hasRoom = !small.matches && (x / full) * figure.clientWidth > 7.5 * label.length + 8;
+      const text = hasRoom ? `<text x="${share(middle)}" y="42" class="on ${ink}">${label}</text>` : "";
+      return `<rect x="${share(start)}" width="${share(x)}" y="${top}" height="${high}" class="${ink}"/>${text}`;
     });
     const lines = marks.map(([x, label, isMain]) => {
       const anchor = x / full > 0.85 ? "end" : x / full < 0.15 ? "start" : "middle";
       const style = isMain ? 'class="mark main"' : 'class="mark"';
-      return `<line x1="${percent(x)}" x2="${percent(x)}" y1="16" y2="66" ${style}/>
-        <text x="${percent(x)}" y="12" text-anchor="${anchor}" ${style}>${label}</text>`;
+      const name = small.matches ? "" : `<text x="${share(x)}" y="11" text-anchor="${anchor}" ${style}>${label}</text>`;
+      return `<line x1="${share(x)}" x2="${share(x)}" y1="${top - 4}" y2="${top + high + 4}" ${style}/>${name}`;
     });
     const entry = ([kind, x]) => `<li><i class="${KINDS[kind][1]}"></i>${KINDS[kind][0]} <b>${say(x)}</b></li>`;
     figure.innerHTML = `<figcaption>${words}</figcaption>
-      <svg height="68" aria-hidden="true">${bars.join("")}${lines.join("")}</svg><ul>${there.map(entry).join("")}</ul>`;
+      <svg height="${top + high + 4}" aria-hidden="true">${bars.join("")}${lines.join("")}</svg>`;
+    box.querySelectorAll(".kinds ul")[i].innerHTML = there.map(entry).join("");
+  };
+  const answersText = (of, own, tokens, price) => {
+    const it = of.answers(own, tokens, price), round = (x) => many(Math.round(x));
+    const used = (mfu, hfu) => `MFU ${percent(mfu)}${hfu > 1.001 * mfu ? `, HFU ${percent(hfu)}` : ""}`;
+    const causal = `; ${used(it.mfu_causal, it.hfu_causal)} with its causal half, all that a fused kernel computes`;
+    const time = it.days && `${many(tokens / 1e9)} billion tokens: ${many(Math.round(10 * it.days) / 10)} days, ${
+      round(it.gpu_hours)} GPU hours${price ? `, ${round(it.money)} at ${price} per GPU hour` : ""}.`;
+    return [`<b>${round(it.tokens_per_s)} tokens/s</b>, ${round(it.tokens_per_s_per_gpu)} tokens/s per GPU.`,
+      time && `<b>${time}</b>`, `${used(it.mfu, it.hfu)}, counting the full s × s matrix of attention${
+        it.mfu > 1.1 * it.mfu_causal ? causal : ""}.`].filter(Boolean).join(" ");
+  };
+
+  const say = (word, html) => {
+    const words = `<strong class="${word === "It fits." ? "ok" : "bad"}">${word}</strong> <span>${html}</span>`;
+    if (part(".verdict").innerHTML !== words) part(".verdict").innerHTML = words; // else it would be read out again
+  };
+  const escaped = (text) => new Option(text).innerHTML;
+  let searched = {};
+  // The fastest layouts: of the usual choices, or of all, if the own layout has one of those or nothing fits.
+  const search = (of, training, isWide) => {
+    const open = { zeroBubble: true, hybrid: true, ways: numbers.limits.recompute, everies: [1, 2], pieces: [1, 8] };
+    const key = JSON.stringify([training, isWide]);
+    if (searched.key === key) return searched;
+    searched = { key, isWide, ...of.best(isWide ? open : {}) };
+    if (!isWide && !searched.found.length) searched = { key, isWide: true, ...of.best(open) };
+    if (!searched.found.length) searched.nothing = of.nothing(open, searched.smallest);
+    return searched;
   };
 
   const show = () => {
-    const at = state(), of = planner(trainingOf(at), numbers.limits);
-    const layout = layoutOf(at), own = of.planned(layout), refusal = of.refusal(layout);
-    const { found, smallest } = of.best({ zeroBubble: at.schedule !== "1f1b" });
-    const gpu = at.gpu.toUpperCase(), spare = of.room - own.bytes;
-    for (const name of Object.keys(LAYOUT))
-      for (const input of form.elements[name]) // what a press on it would say; the style sheet marks those that have it
-        input.title = of.refusal(layoutOf({ ...at, [name]: input.value })) ?? "";
-    const { tp, cp, pp, dp } = layout;
-    part(".ranks").textContent = `Data parallel (dp): ${many(Number(at.gpus))} GPUs ÷ ${tp * cp * pp} = ${
-      many(dp)}. A step has ${many(at.batch * at.seq)} tokens.`;
+    const at = state(), { first, training, notes, tokens, price } = asked(at);
+    part(".config").hidden = at.model !== "config";
+    if (at.gpu === "other") part(".card").open = true;
+    for (const name of [".bars", ".more", ".ranks"]) part(name).hidden = Boolean(first);
+    part(".config details").hidden = !notes?.length;
+    if (first) return say("No answer.", escaped(first));
+    part(".config summary").textContent = `${notes.length} notes: which key gave which size, and what is not counted`;
+    part(".config ul").innerHTML = notes
+      .map((note) => `<li>${escaped(note.replace(": --seq;", ": from the form;"))}</li>`).join("");
+
+    const of = planner(training, numbers.limits);
+    for (const [name, possible] of Object.entries({ ...of.axes, v: of.axes.v(at.pp) })) offer(name, possible);
+    const layout = layoutOf(at, training), own = of.planned(layout), refusal = of.refusal(layout);
+    const { tp, cp, pp, dp, zero, recompute, schedule, every, replicas, loss_chunks: chunks } = layout;
+    const isWide = at.search === "all" || schedule !== "1f1b" || !["none", "full"].includes(recompute) || chunks > 1 || replicas > 1
+      || (every > 1 && recompute === "full") || (zero === 3 && tp > 1);
+    const best = search(of, training, isWide), { found, smallest } = best;
+    const gpu = at.gpu === "other" ? "GPU" : at.gpu.toUpperCase(), spare = of.room - own.bytes;
+    for (const name of Object.keys(CHIPS))
+      for (const input of field(`${name}-chips`).querySelectorAll("input")) // what a press on it would say; the style
+        input.title = of.refusal(layoutOf({ ...at, [name]: input.value }, training)) ?? ""; // sheet marks those with it
+    part(".ranks").textContent = `${many(Number((of.parameters / 1e9).toPrecision(4)))} billion parameters. dp: ${
+      many(training.gpus)} GPUs ÷ ${tp * cp * pp} = ${many(dp)}. A step has ${
+      many(training.global_batch * training.model.context)} tokens.`;
 
     const size = `Peak memory is ${gb(own.bytes)} per GPU, ${gb(Math.abs(spare))} ${
       spare < 0 ? "more" : "less"} than the ${gpu} has.`;
-    const time = `${sec(own.stepS)} at ${(100 * of.mfu(own.stepS)).toFixed(1)}% MFU`;
-    const best = found[0]?.stepS < own.stepS ? `, ${slower(of, found[0], own)}` : ", the fastest that fits";
-    const [word, reason] = refusal
-      ? ["Impossible.", refusal]
-      : spare < 0
-        ? ["It does not fit.", `${size} With enough memory a step would take ${time}.`]
-        : ["It fits.", `${size} A step takes ${time}${best}.`];
-    part(".verdict").innerHTML = `<strong class="${word === "It fits." ? "ok" : "bad"}">${word}</strong> ${reason}`;
+    const time = `${sec(own.stepS)} at ${percent(of.answers(own).mfu)} MFU`;
+    const rest = found[0]?.stepS < own.stepS ? `, ${slower(of, found[0], own)}` : ", the fastest that fits";
+    if (refusal) say("Impossible.", refusal);
+    else if (spare < 0) say("It does not fit.", `${size} <span>With enough memory a step would take ${time}.</span>`);
+    else say("It fits.", `${size} <span>A step takes ${time}${rest}.</span>`);
 
-    part(".bars").hidden = refusal !== null;
+    for (const name of [".bars", ".kinds", ".answers"]) part(name).hidden = refusal !== null;
     if (!refusal) {
-      const [memory, step] = box.querySelectorAll("figure");
-      const sizes = [...new Set(Object.values(numbers.gpus).map((one) => one.memory_bytes))];
-      const full = 1.02 * Math.max(own.bytes, ...sizes);
-      const near = (x) => Math.abs(x - of.room) * memory.clientWidth < 90 * full;
-      const marks = sizes.filter((x) => !near(x)).map((x) => [x, (x / 1e9).toFixed(0)]);
-      draw(memory, `Peak memory per GPU: ${gb(own.bytes)}`, own.memory, full,
+      const width = part("figure").clientWidth;
+      const sizes = [...new Set(Object.values(numbers.gpus).map((one) => one.memory_bytes))].sort((a, b) => a - b);
+      const larger = spare < 0 ? sizes.find((x) => x >= own.bytes) ?? 0 : 0; // a GPU on which it would fit
+      const full = 1.02 * Math.max(own.bytes, of.room, larger);
+      const near = (x) => Math.abs(x - of.room) * width < 90 * full;
+      const marks = sizes.filter((x) => x < full && !near(x)).map((x) => [x, (x / 1e9).toFixed(0)]);
+      draw(0, `Peak memory per GPU: ${gb(own.bytes)} of ${gb(of.room, 0)}`, own.memory, full,
         [...marks, [of.room, `${gpu} ${gb(of.room, 0)}`, true]], gb);
       const fastest = found.slice(0, 1).map(({ stepS }) => [stepS, `fastest ${sec(stepS)}`, true]);
-      draw(step, `Time of a step: ${sec(own.stepS)}`, own.seconds,
-        1.02 * Math.max(own.stepS, found[0]?.stepS ?? 0), fastest, sec);
+      draw(1, `Time of a step: ${sec(own.stepS)}`, own.seconds, 1.02 * Math.max(own.stepS, found[0]?.stepS ?? 0),
+        fastest, (x) => `${sec(x)} (${((100 * x) / own.stepS).toFixed(0)}%)`);
+      part(".answers").innerHTML = answersText(of, own, tokens, price);
     }
 
-    const isChosen = (one) => Object.entries(one.layout).every(([name, value]) => layout[name] === value);
-    const button = (one, why) => `<li><button type="button" aria-pressed="${isChosen(one)}"><b>${
-      layoutText(one.layout)}</b>${sec(one.stepS)}, ${gb(one.bytes)}, MFU ${(100 * of.mfu(one.stepS)).toFixed(1)}%${why}</button></li>`;
-    const ways = "Take more GPUs, shorter sequences or a GPU with more memory.";
+    const same = JSON.stringify(choicesOf(layout));
+    const button = (one, why) =>
+      `<li><button type="button" aria-pressed="${JSON.stringify(choicesOf(one.layout)) === same}"><b>${
+        of.layoutText(one.layout)}</b>${sec(one.stepS)}, ${gb(one.bytes)}${why}</button></li>`;
     const [title, offered] = found.length
-      ? ["The fastest that fit", found.map((one, i) => button(one, i ? `<br>${slower(of, found[0], one)}` : ""))]
-      : smallest
-        ? [`No layout fits. ${ways} The smallest:`, [button(smallest, "")]]
-        : ["No layout divides these GPUs and this batch evenly. Take fewer GPUs or a larger batch.", []];
+      ? [`The fastest that fit${best.isWide ? ", of all layouts" : ""}`,
+        found.map((one, i) => button(one, i ? `<br>${slower(of, found[0], one)}` : ""))]
+      : [`${best.nothing}.`, smallest ? [button(smallest, "")] : []];
     part(".best").innerHTML = `<p>${title}</p><ol>${offered.join("")}</ol>`;
     box.querySelectorAll(".best button").forEach((one, i) =>
       one.addEventListener("click", () => {
-        fill(choicesOf((found[i] ?? smallest).layout));
+        fill({ ...choicesOf((found[i] ?? smallest).layout), search: best.isWide ? "all" : "usual" });
         changed();
         box.querySelectorAll(".best button")[i]?.focus(); // the list was written anew
       }));
   };
 
   // ---- The address ----
+  const question = () => {
+    const at = state(), ofCard = figures(at.gpu);
+    for (const [name, usual] of Object.entries(ofCard)) if (String(usual) === at[name]) delete at[name];
+    if (at.model !== "config") delete at.config;
+    else if (at.config.startsWith("{"))
+      try {
+        at.config = config.shortened(at.config);
+      } catch {} // it is wrong, and goes as it is
+    return new URLSearchParams(Object.entries(at).filter(([, value]) => value !== ""));
+  };
   const changed = () => {
     part(".copy").textContent = "Copy link";
-    history.replaceState(null, "", `#${new URLSearchParams(new FormData(form))}`);
+    history.replaceState(null, "", `${location.pathname}?${question()}`);
     show();
   };
   const open = () => {
-    fill(START);
-    fill(Object.fromEntries(new URLSearchParams(location.hash.slice(1))));
+    const said = { // old links have it all behind a #
+      ...Object.fromEntries(new URLSearchParams(location.search)),
+      ...Object.fromEntries(new URLSearchParams(location.hash.slice(1))),
+    };
+    if (said.model && said.model !== "config" && !Object.hasOwn(numbers.models, said.model))
+      try {
+        said.model = config.known(said.model);
+      } catch {
+        Object.assign(said, { model: "config", config: said.model });
+      }
+    if (said.gpu && !MENUS.gpu[1].some(([name]) => name === said.gpu)) said.gpu = "other";
+    fill({ ...START, ...figures(said.gpu ?? START.gpu) });
+    fill(said);
+    part(".card").open = Object.keys(CARD).some((name) => said[name]);
+    part(".money").open = Boolean(said.tokens || said.price);
     show();
   };
-  form.addEventListener("change", changed);
+  let later = 0;
+  form.addEventListener("input", ({ target }) => {
+    if (target.name === "gpu" && target.value !== "other") fill(figures(target.value));
+    clearTimeout(later);
+    later = 0;
+    if (!target.matches("[inputmode], textarea")) return changed();
+    later = setTimeout(() => {
+      later = 0;
+      changed();
+    }, 300); // who types goes on
+  });
+  form.addEventListener("change", () => { // Enter, or on to the next field
+    if (!later) return;
+    clearTimeout(later);
+    later = 0;
+    changed();
+  });
+  form.addEventListener("submit", (event) => event.preventDefault());
+  part("input[type=file]").addEventListener("change", async ({ target }) => {
+    if (!target.files.length) return;
+    field("config").value = await target.files[0].text();
+    changed();
+  });
   part(".copy").addEventListener("click", async ({ target }) => {
     changed();
     try {
@@ -219,6 +405,10 @@
     }
   });
   addEventListener("hashchange", open);
-  addEventListener("resize", show);
+  let width = innerWidth;
+  addEventListener("resize", () => { // a phone's address bar comes and goes
+    if (width !== innerWidth) show();
+    width = innerWidth;
+  });
   open();
 })();

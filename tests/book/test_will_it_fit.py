@@ -1,4 +1,4 @@
-"""*Will it fit?* in a browser: its formulas against `lib.planner`, its state in the address, its keyboard.
+"""*Will it fit?* in a browser: its formulas and configs against `lib.planner`, its fields, its state in the address.
 
 It needs no built book: the scripts and their numbers are put into a blank page.
 """
@@ -6,18 +6,24 @@ It needs no built book: the scripts and their numbers are put into a blank page.
 import json
 import math
 import random
+import re
 from dataclasses import replace
-from functools import partial
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
+from lib.cost.hardware import Device
+from lib.cost.models import known
 from lib.cost.sizes import BIASES, PLANNED_RECOMPUTE, ModelShape, Recipe
 from lib.layout import divisors
 from lib.planner import Choices, Cluster, Layout4D, Training, best_layouts, memory_bytes, step_s
+from lib.planner.configs import shape_of
 from lib.planner.refusals import refusal
+from lib.planner.report import report_of_layout
 from lib.planner.search import ALL_OPEN, all_layouts, why_slower
 from lib.planner.training import GPUS, PRESET_MODELS, STACKS, stack_for
-from tests.book.book_project import BOOK, live_html, load
+from tests.book.book_project import BOOK, build, live_html, load, soup, violations
+from tests.lib.test_foreign import BAD_CONFIGS, LLAMA8, MODELS
 
 extension = load("book_planner")
 NUMBERS = extension.numbers()
@@ -28,9 +34,10 @@ OPEN = "{zeroBubble: true, hybrid: true, ways: limits.recompute, everies: [1, 2]
 
 @pytest.fixture(scope="module")
 def page(browser):
-    """A blank page with the formulas in it."""
+    """A blank page with the formulas in it, and with the reader of configs."""
     page = browser.new_page()
-    page.add_script_tag(path=BOOK / "static" / "planner.js")
+    for script in extension.SCRIPTS[:2]:
+        page.add_script_tag(path=BOOK / "static" / script)
     return page
 
 
@@ -63,7 +70,9 @@ def some_training(rng: random.Random, gpus: int) -> Training:
     stack = stack_for(rng.choice(list(STACKS)), gpu)
     if rng.random() < 0.2:
         stack = replace(stack, recipe=Recipe(4, 4, 0, 8), half_width=200.0, usable_share=0.9, fused_swiglu=False)
-    cluster = Cluster(GPUS[gpu], gpus, rng.choice((4, 8, 8, 8, 72)))
+    speeds = (rng.uniform(1e9, 1e12) for _ in range(3))
+    card = Device(rng.uniform(16e9, 300e9), rng.uniform(1e14, 5e15), *speeds, None, "typed")
+    cluster = Cluster(rng.choice((GPUS[gpu], card)), gpus, rng.choice((1, 4, 8, 8, 8, 72)))
     return Training(some_model(rng), cluster, stack, rng.choice((96, 512, 1000, 1024, 4096)))
 
 
@@ -115,17 +124,27 @@ def test_seconds_and_bytes_of_a_thousand_random_layouts(page, say):
     rng = random.Random(0)
     layouts = [some_layout(rng) for _ in range(1000)]
     runs = [some_training(rng, layout.gpus) for layout in layouts]
-    what = "{...of.planned(layout), mfu: of.mfu(of.planned(layout).stepS), room: of.room}"
+    what = """{...of.planned(layout), answers: of.answers(of.planned(layout), 15e12, 2.5), room: of.room,
+        parameters: of.parameters}"""
     worst = 0.0
     for said, run, layout in zip(ask(page, what, runs, layouts), runs, layouts, strict=True):
         time, held = step_s(run, layout), memory_bytes(run, layout)
         found = differences(said["seconds"], time) + differences(said["memory"], held)
         found += [abs(said["stepS"] / time.total - 1), abs(said["bytes"] / held.total - 1)]
-        found += [abs(said["mfu"] / run.utilisation(time.total) - 1)]
+        answers = report_of_layout(run, layout, 15e12, 2.5).answers
+        assert said["answers"].keys() == answers.keys() and said["parameters"] == run.model.num_parameters
+        found += [abs(said["answers"][name] / value - 1) for name, value in answers.items()]
         assert max(found) < 1e-9, (run, layout)
         assert math.isclose(said["room"], run.cluster.device.memory_bytes * run.stack.usable_share)
         worst = max(worst, *found)
-    say(f"will_it_fit.js and lib.planner differ by {worst:.1e} at most")
+    say(f"planner.js and lib.planner differ by {worst:.1e} at most")
+
+
+def tried(read, *args):
+    try:
+        return read(*args)
+    except ValueError as error:
+        return str(error)
 
 
 def page_training(rng: random.Random) -> Training:
@@ -159,20 +178,29 @@ def test_the_best_three_are_those_of_the_search(page):
     for i, (run, said) in enumerate(zip(runs, said_of, strict=True)):
         try:
             best = best_layouts(run, ALL_OPEN if i < 4 else ALL)
-        except ValueError as error:
+        except ValueError:
             assert said["found"] == []
-            smallest = said["smallest"]
-            words = (
-                [f"needs {smallest['bytes'] / 1e9:.1f} GB on a GPU"]
-                if smallest
-                else ["the batch is", "no layout cuts"]
-            )
-            assert any(word in str(error) for word in words)
             continue
         assert [one["layout"] for one in said["found"]] == [one.layout._asdict() for one in best]
         for theirs, ours in zip(said["found"], best, strict=True):
             assert math.isclose(theirs["stepS"], ours.seconds.total, rel_tol=1e-9)
             assert math.isclose(theirs["bytes"], ours.memory.total, rel_tol=1e-9)
+
+
+def test_where_nothing_fits_it_says_what_python_says(page):
+    rng = random.Random(4)
+    runs = [page_training(rng) for _ in range(60)]
+    runs = [run for run in runs if run.model.num_parameters > 6e10 * rng.random() * run.cluster.gpus / 8]
+    for name, gpus in ("llama-70b", 24), ("llama-405b", 8), ("llama-70b", 4), ("llama3-8b", 1), ("qwen3-32b", 3):
+        of = PRESET_MODELS[name], Cluster(GPUS["h100"], gpus), stack_for("megatron", "h100"), 1024
+        runs.append(Training(*of))
+    words = f"(({{ found, smallest }}) => found.length ? null : of.nothing({OPEN}, smallest))(of.best({OPEN}))"
+    found = set()
+    for run, said in zip(runs, ask(page, words, runs), strict=True):
+        ours = tried(best_layouts, run, ALL_OPEN)
+        assert said == (ours if isinstance(ours, str) else None), run
+        found |= {said.partition(" ")[0], *re.findall("GPUs$|sequences$|tokens$", said)} if said else set()
+    assert found >= {"nothing", "the", "GPUs", "sequences"}, found
 
 
 def test_why_the_next_one_is_slower(page):
@@ -186,13 +214,124 @@ def test_why_the_next_one_is_slower(page):
         assert words == why_slower(best[0], ours)
 
 
+# ---- configs --------------------------------------------------------------------------------------------------------
+
+READ = """([foreign, presets, texts]) => texts.map(([said, tokens]) => {
+    const config = modelConfig(foreign, presets);
+    const tried = (what) => { try { return what(); } catch ({ message }) { return message; } };
+    const [once, again] = [(text) => tried(() => config.read(text, tokens)), tried(() => config.shortened(said))];
+    return { long: once(said), short: once(again), text: again, known: tried(() => config.known(said)) };
+})"""
+
+
+def read_in_page(page, *texts: tuple[str, int | None]) -> list[dict]:
+    return page.evaluate(READ, [NUMBERS["foreign"], list(NUMBERS["models"]), texts])
+
+
+def some_config(rng: random.Random) -> dict:
+    """A real one, with keys that are odd, missing or wrong."""
+    config = dict(rng.choice(list(MODELS.values()))[0])
+    values = (
+        None,
+        True,
+        False,
+        0,
+        1,
+        7,
+        64,
+        0.1,
+        "none",
+        "8",
+        [],
+        ["full_attention"],
+        ["full_attention", "x"],
+        {"a": 1},
+    )
+    keys = [
+        *config,
+        "attention_bias",
+        "mlp_bias",
+        "layer_types",
+        "sliding_window",
+        "use_sliding_window",
+        "warp",
+        "n_ctx",
+    ]
+    keys += [
+        "vision_config",
+        "quantization_config",
+        "resid_pdrop",
+        "Sliding-Window",
+        "num_experts",
+        "tie_word_embeddings",
+    ]
+    for key in rng.sample(keys, 2):
+        config[key] = rng.choice(values)
+    if rng.random() < 0.3:
+        config.pop(rng.choice(keys), None)
+    return config
+
+
+def test_a_config_is_read_as_python_reads_it(page):
+    rng = random.Random(3)
+    configs = [given for given, _ in MODELS.values()] + [some_config(rng) for _ in range(400)]
+    configs += [json.loads(text) for text, _ in BAD_CONFIGS.values() if text.startswith("{") and len(text) > 1]
+    window = {"sliding_window": 4096, "use_sliding_window": False}
+    configs += [LLAMA8 | {"attention_bias": True, "mlp_bias": one} for one in ([], {}, 0, True)] + [LLAMA8 | window]
+    cases = [(json.dumps(one), rng.choice((None, 4096, 131_072))) for one in configs]
+    answered = 0
+    for (text, tokens), said in zip(cases, read_in_page(page, *cases), strict=True):
+        ours = tried(shape_of, json.loads(text), tokens)
+        if not isinstance(ours, str):
+            ours, answered = {"model": extension.plain_model(ours[0]), "notes": ours[1]}, answered + 1
+            assert len(said["text"]) <= len(text) and said["short"] == said["long"], text
+        assert json.dumps(said["long"]) == re.sub(r"(\d)\.0\b", r"\1", json.dumps(ours)), text
+    assert 100 < answered < 400
+
+
+def test_a_name_is_known_as_python_knows_it(page):
+    names = "Qwen/Qwen3-32B llama3-70b mixtral-8x7b deepseek-v3 Llama-4-Scout llama3-8b-fp8 qwen3-30b-a3b falcon-40b"
+    for name, said in zip(names.split(), read_in_page(page, *((name, None) for name in names.split())), strict=True):
+        ours = tried(known, name, PRESET_MODELS, "model", "paste its config.json")
+        assert said["known"] == ours.partition("; or did you")[0]
+
+
 # ---- the page -------------------------------------------------------------------------------------------------------
+
+
+STYLE = (BOOK / "static" / "book.css").read_text(encoding="utf-8")
+CLIPBOARD = """Object.defineProperty(navigator, "clipboard", { value: { writeText: async (text) => {
+    window.copied = text;
+} } });"""
 
 
 @pytest.fixture
 def page_at(opened):
     """The page with its controls, at an address."""
-    return partial(opened, f'<!doctype html><meta charset="utf-8"><title>page</title>{live_html(extension)}')
+
+    def open_at(address: str = "", width: int = 1280, mode: str = "light"):
+        html = f"""<!doctype html><html lang="en" data-theme="{mode}"><meta charset="utf-8"><title>page</title>
+            <meta name="viewport" content="width=device-width,initial-scale=1"><style>{STYLE}
+            * {{ box-sizing: border-box }} body {{ margin: 0; background: var(--paper); color: var(--pbh-text) }}
+            fieldset {{ border: 0; padding: 0 }} /* as the theme */
+            article {{ max-width: 996px; margin: 0 auto; padding: 0 18px }}</style>
+            <main><article class="bd-article"><h1>Page</h1>{live_html(extension)}</article></main></html>"""
+        return opened(html, address, width, CLIPBOARD)
+
+    return open_at
+
+
+def typed(page, **fields: object) -> None:
+    for name, value in fields.items():
+        place = page.locator(f"[name={name.replace('_', '-')}]")
+        place.fill(str(value))
+        place.dispatch_event("change")  # as by Enter
+
+
+def wrong(page) -> dict[str, str]:
+    """The sentences beside fields."""
+    script = "all => Object.fromEntries(all.map(one => [one.id.slice(6), one.textContent]).filter(one => one[1]))"
+    return page.locator(".wrong").evaluate_all(script)
 
 
 def verdict(page) -> str:
@@ -206,7 +345,7 @@ def test_what_it_says_is_what_python_says(page_at):
     held, time = memory_bytes(run, layout), step_s(run, layout)
     assert f"Peak memory is {held.total / 1e9:.1f} GB per GPU" in verdict(page)
     assert f"{time.total:#.3g} s at {100 * run.utilisation(time.total):.1f}% MFU" in verdict(page)
-    listed = page.inner_text("figure >> nth=0 >> ul")
+    listed = page.text_content(".kinds ul >> nth=0")
     assert f"activations {held.activations / 1e9:.1f} GB" in listed
     assert {kind: kind in listed for kind in held._fields} == {kind: n > 0 for kind, n in held._asdict().items()}
     first = best_layouts(run, ALL)[0]
@@ -216,12 +355,12 @@ def test_what_it_says_is_what_python_says(page_at):
 
 def test_the_address_keeps_what_was_chosen(page_at):
     page = page_at()
-    assert "It does not fit." in verdict(page) and "#" not in page.url
+    assert "It does not fit." in verdict(page) and "?" not in page.url
     page.focus("input[name=pp]:checked")
     page.keyboard.press("ArrowRight")
     assert "It fits." in verdict(page) and "pp=2" in page.url
     assert page.get_attribute(".verdict", "aria-live") == "polite"
-    page.select_option("select[name=gpus]", "128")
+    typed(page, gpus=128)
     said, address = verdict(page), page.url
     page.reload()
     assert (verdict(page), page.url) == (said, address)
@@ -233,7 +372,7 @@ def test_the_address_keeps_what_was_chosen(page_at):
 
 
 def test_the_impossible_is_marked_and_explained(page_at):
-    page = page_at("#tp=8&pp=2&gpus=64")
+    page = page_at("?tp=8&pp=2&gpus=64")
     assert page.get_attribute("input[name=zero][value='3']", "title").startswith("ZeRO-3")
     assert page.get_attribute("input[name=zero][value='0']", "title") == ""
     page.check("input[name=zero][value='3']")
@@ -244,21 +383,212 @@ def test_the_impossible_is_marked_and_explained(page_at):
 
 def test_another_schedule_is_searched_where_it_is_chosen(page_at):
     page = page_at("#model=llama-70b&gpus=64&batch=64&tp=8&pp=4")
-    assert "ZB" not in page.inner_text(".best")
+    assert "ZB" not in page.inner_text(".best") and "of all layouts" not in page.inner_text(".best")
     page.check("input[name=schedule][value='zb-v']")
-    assert "choose v 2" in verdict(page) and "ZB-" in page.inner_text(".best")
+    assert "choose v 2" in verdict(page) and "of all layouts" in page.inner_text(".best")
     page.check("input[name=v][value='2']")
     assert verdict(page).startswith("It fits.") and "schedule=zb-v" in page.url
+    page.locator(".best button >> nth=0").click()
+    assert "of all layouts" in page.inner_text(".best") and "search=all" in page.url
 
 
 def test_a_misspelt_address_changes_nothing(page_at):
     said = verdict(page_at())
-    assert verdict(page_at("#tp=3&model=<b>&__proto__=1&zero=&nothing")) == said
+    assert verdict(page_at("#tp=x&stack=<b>&__proto__=1&zero=&nothing")) == said
 
 
 def test_where_nothing_fits_the_smallest_is_offered(page_at):
     page = page_at("#model=llama-405b&gpus=8")
-    assert "No layout fits." in page.inner_text(".best") and page.locator(".best button").count() == 1
+    assert "nothing fits" in page.text_content(".best") and page.locator(".best button").count() == 1
+    assert re.search("; use .* GPUs\\.", page.text_content(".best"))
     page.locator(".best button").click()
     assert "It does not fit." in verdict(page)
-    assert "No layout divides" in page_at("#gpus=16384&batch=8&model=llama-7b").inner_text(".best")
+    page = page_at("?gpus=24")
+    said = page.text_content(".best")
+    assert "the batch is the reason" in said and "of 1,024 divides" in said
+
+
+def test_a_preset_is_picked_and_its_days_and_money_are_answered(page_at):
+    page = page_at("?gpus=64&tp=8&pp=4&b=1&batch=256")
+    page.select_option("[name=model]", "qwen3-32b")
+    page.select_option("[name=gpu]", "h200")
+    page.click(".money summary")
+    typed(page, tokens="15.6T", price=2.5, seq="8,192", batch=192)
+    run = Training(
+        replace(PRESET_MODELS["qwen3-32b"], context=8192),
+        Cluster(GPUS["h200"], 64),
+        stack_for("megatron", "h200"),
+        192,
+    )
+    layout = Layout4D(8, 1, 4, 2, 1, 1, 1, True)
+    of = report_of_layout(run, layout, 15.6e12, 2.5).answers
+    said = page.inner_text(".answers")
+    assert f"{of['tokens_per_s']:,.0f} tokens/s, {of['tokens_per_s_per_gpu']:,.0f} tokens/s per GPU" in said
+    assert f"15,600 billion tokens: {of['days']:,.1f} days, {of['gpu_hours']:,.0f} GPU hours" in said
+    assert f"{of['money']:,.0f} at 2.5 per GPU hour" in said and f"MFU {of['mfu']:.1%}" in said
+    assert "32.76 billion parameters" in page.inner_text(".ranks") and wrong(page) == {}
+
+
+def test_a_config_is_pasted_or_picked_and_goes_into_the_link(page_at, tmp_path):
+    page = page_at("?gpus=64&tp=8&pp=4&b=1")
+    page.select_option("[name=model]", "config")
+    assert verdict(page) == "No answer. Paste a config.json, or pick its file."
+    config = LLAMA8 | {"torch_dtype": "bfloat16", "warp": 9, "vision_config": {"depth": 2}, "rope_theta": 5e5}
+    typed(page, config=json.dumps(config, indent=2))
+    said, notes = verdict(page), page.locator(".config li").all_text_contents()
+    assert said.startswith("It fits.") and "8.03 billion parameters" in page.inner_text(".ranks")
+    assert "d_model 4096: from hidden_size" in notes and notes[-1] == "not understood: warp 9"
+    assert "context 4096: from the form; the config has a maximum, 8192" in notes
+    page.click(".copy")
+    link = page.evaluate("window.copied")
+    asked = parse_qs(urlsplit(link).query)
+    assert "torch_dtype" not in asked["config"][0] and len(link) < 1200
+    other = page_at("?" + urlsplit(link).query)
+    assert verdict(other) == said and other.locator(".config li").all_text_contents() == notes
+    (tmp_path / "config.json").write_text(json.dumps(MODELS["gemma-2-9b"][0]))
+    other.set_input_files("input[type=file]", tmp_path / "config.json")
+    other.wait_for_function("document.querySelector('.ranks').textContent.startsWith('9.24')")
+
+
+def test_a_mixture_of_experts_is_not_modelled(page_at):
+    page = page_at("?model=mixtral-8x7b")
+    assert verdict(page) == f"No answer. {wrong(page)['config']}"
+    assert wrong(page)["config"] == "mixtral-8x7b: a mixture of experts is not modelled"
+    typed(page, config='{"model_type": "mixtral", "num_local_experts": 8}')
+    assert wrong(page)["config"].startswith("num_local_experts 8 is not modelled; a mixture of experts")
+    typed(page, config="Qwen/Qwen3-32B")
+    assert wrong(page) == {} and "32.76 billion parameters" in page.inner_text(".ranks")
+    assert page_at("?model=Qwen/Qwen3-32B").input_value("[name=model]") == "qwen3-32b"
+    assert "a mixture of experts, FP8, FP4, LoRA, offload" in page.inner_text(".end")
+
+
+def test_a_card_is_typed(page_at):
+    page = page_at("?model=llama3-8b&gpus=16&tp=8&b=1&batch=64&zero=1&seq=2048")
+    assert not page.is_visible("[name=peak]")
+    page.select_option("[name=gpu]", "other")
+    assert page.is_visible("[name=peak]") and page.input_value("[name=memory]") == "80"
+    figures = {"peak": 165, "memory": 24, "memory_bandwidth": "1,008", "link": 25, "network": 12.5, "per_node": 4}
+    typed(page, **figures)
+    card = Device(24e9, 165e12, 1008e9, 25e9, 12.5e9, None, "typed")
+    model = replace(PRESET_MODELS["llama3-8b"], context=2048)
+    run = Training(model, Cluster(card, 16, 4), stack_for("megatron", "rtx4090"), 64)
+    layout = Layout4D(8, 1, 1, 2, 1, 1, 1, True)
+    held, time = memory_bytes(run, layout), step_s(run, layout)
+    assert f"Peak memory is {held.total / 1e9:.1f} GB per GPU" in verdict(page) and "than the GPU has" in verdict(
+        page
+    )
+    assert f"{time.total:#.3g} s" in verdict(page) and "per-node=4" in page.url and "memory-bandwidth=1" in page.url
+    # With other figures a preset keeps its constants; choosing one sets them.
+    page.select_option("[name=gpu]", "a100")
+    assert page.input_value("[name=network]") == "25" and "network" not in page.url
+    typed(page, network=12.5)
+    slow = replace(
+        run, cluster=Cluster(replace(GPUS["a100"], network_Bps=12.5e9), 16), stack=stack_for("megatron", "a100")
+    )
+    assert f"{step_s(slow, layout).total:#.3g} s" in verdict(page) and "network=12.5" in page.url
+    named = page_at("?gpu=rtx4090&memory=24")
+    assert set(wrong(named)) == {"peak", "memory-bandwidth", "link", "network"} and "per-node" not in wrong(named)
+
+
+def test_every_field_refuses_nonsense_beside_it(page_at):
+    page = page_at("?peak=989&tokens=1T")
+    fields = "gpus batch seq peak memory memory-bandwidth link network per-node tokens price".split()
+    for name in fields:
+        before, said = page.input_value(f"[name={name}]"), verdict(page)
+        for text in ("-1", "0", "12x", "<b>") if name not in ("tokens", "price") else ("-1", "0", "12x"):
+            typed(page, **{name: text})
+            assert set(wrong(page)) == {name} and re.fullmatch(r"Give a .*, such as .*\.", wrong(page)[name])
+            assert verdict(page).startswith("No answer.") and not page.is_visible(".more")
+            assert page.get_attribute(f"[name={name}]", "aria-describedby") == f"wrong-{name}"
+            assert page.get_attribute(f"[name={name}]", "aria-invalid") == "true"
+        typed(page, **{name: before})
+        assert (
+            wrong(page) == {}
+            and verdict(page) == said
+            and page.get_attribute(f"[name={name}]", "aria-invalid") is None
+        )
+    assert wrong(page_at("?gpus=2,000,000"))["gpus"] == "Give a whole number from 1 to 1,048,576, such as 64."
+
+
+def test_a_link_opens_the_same_answer(page_at):
+    query = (
+        "?model=llama3-405b&gpus=576&batch=576&seq=8192&tp=8&pp=9&cp=2&v=7&b=1&zero=1&recompute=full&every=2&loss=8"
+    )
+    page = page_at(query)
+    assert page.locator("input[name=pp]:checked").get_attribute("value") == "9", "no power of two"
+    run = Training(PRESET_MODELS["llama3-405b"], Cluster(GPUS["h100"], 576), stack_for("megatron", "h100"), 576)
+    layout = Layout4D(8, 2, 9, 4, 1, 7, 1, True, "full", every=2, loss_chunks=8)
+    assert f"Peak memory is {memory_bytes(run, layout).total / 1e9:.1f} GB" in verdict(page)
+    assert f"{step_s(run, layout).total:#.3g} s" in verdict(page)
+    page.check("input[name=loss][value='4']")
+    page.check("input[name=loss][value='8']")
+    again = page_at("?" + urlsplit(page.url).query)
+    assert verdict(again) == verdict(page) and again.inner_text(".more") == page.inner_text(".more")
+    assert verdict(page_at(query.replace("?", "#"))) == verdict(page), "old links go on to work"
+
+
+def test_hybrid_sharding_and_zero_3_with_tp(page_at):
+    page = page_at("?model=llama3-8b&gpus=64&batch=64&tp=2&b=1&zero=hsdp&stack=fsdp&seq=8192")
+    run = Training(
+        replace(PRESET_MODELS["llama3-8b"], context=8192), Cluster(GPUS["h100"], 64), stack_for("fsdp", "h100"), 64
+    )
+    for zero, copies in (("hsdp", 8), ("3", 1)):
+        page.check(f"input[name=zero][value='{zero}']")
+        layout = Layout4D(2, 1, 1, 32, 1, 1, 3, True, replicas=copies)
+        assert f"Peak memory is {memory_bytes(run, layout).total / 1e9:.1f} GB" in verdict(page)
+        assert "of all layouts" in page.inner_text(".best")
+    page = page_at("?model=llama3.2-3b&gpus=64&batch=64&stack=fsdp&seq=8192&search=all")
+    run = replace(run, model=replace(PRESET_MODELS["llama3.2-3b"], context=8192))
+    best = best_layouts(run, ALL_OPEN)
+    assert [one.layout.replicas for one in best] == [1, 1, 8] and "8 copies" in page.inner_text(".best")
+    for i, zero in (2, "hsdp"), (0, "1"):
+        page.locator(f".best button >> nth={i}").click()
+        assert page.locator("input[name=zero]:checked").get_attribute("value") == zero
+        assert page.get_attribute(f".best button >> nth={i}", "aria-pressed") == "true"
+        assert f"Peak memory is {best[i].memory.total / 1e9:.1f} GB" in verdict(page)
+
+
+@pytest.mark.parametrize("mode", ["light", "dark"])
+def test_on_a_phone_the_verdict_and_the_bars_stay_in_sight(page_at, mode):
+    page = page_at("?gpus=64", width=390, mode=mode)
+    inside = (
+        "one => { const { top, bottom } = one.getBoundingClientRect(); return top >= 0 && bottom <= innerHeight; }"
+    )
+    for name in ("tp", "schedule", "zero"):
+        page.locator(f"input[name={name}]:checked").scroll_into_view_if_needed()
+        assert page.locator(".verdict").evaluate(inside), name
+        assert page.locator("figure svg").evaluate_all(f"all => all.every({inside})"), name
+    assert page.locator(".now").evaluate("one => one.clientHeight") < 200
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    assert violations(page) == []
+
+
+@pytest.mark.parametrize("mode", ["light", "dark"])
+def test_on_a_desk_all_is_on_one_screen(page_at, mode):
+    page = page_at("?gpus=64&tp=4&pp=4&b=1", mode=mode)
+    page.locator("#planner").evaluate("one => one.scrollIntoView()")
+    for what in ("form", ".verdict", "figure >> nth=1", ".best button >> nth=2"):
+        box = page.locator(what).first.bounding_box()
+        assert box["y"] >= -1 and box["y"] + box["height"] <= 900, what
+    assert page.locator(".verdict").bounding_box()["x"] > page.locator("form").bounding_box()["width"]
+    assert violations(page) == []
+    page.goto(page.url.partition("?")[0] + "?gpu=other&model=config&tokens=1T")
+    assert violations(page) == []
+
+
+def test_on_paper_fields_stand_and_of_chips_the_chosen_ones(page_at):
+    page = page_at("?gpus=64&tp=4&pp=4&b=1&tokens=1T", width=720)
+    page.emulate_media(media="print")
+    shown = {name: page.is_visible(f"[name={name}]") for name in ("gpus", "batch", "seq", "tokens", "peak")}
+    assert shown == {"gpus": True, "batch": True, "seq": True, "tokens": True, "peak": False}
+    assert page.locator("[name=tp] + span").evaluate_all(
+        "all => all.filter(one => one.checkVisibility()).map(one => one.textContent)"
+    ) == ["4"]
+    assert page.locator(".now").evaluate("one => getComputedStyle(one).position") == "static"
+
+
+def test_how_far_to_trust_it_comes_from_the_rows(tmp_path):
+    out = build(tmp_path, {"index": "# Page\n\n```{planner_trust}\n```\n"}, ["book_planner"])
+    rows = {row.th.text: [cell.text for cell in row("td")] for row in soup(out, "index").tbody("tr")}
+    assert rows["all"][:2] == ["190", "175"] and rows["megatron, H100"][:2] == ["17", "5"]
+    assert rows["runs that calibrate a constant"][-1] == "0.0%" and "fsdp, H100-500W" in rows
