@@ -3,7 +3,8 @@
 // The tables are Python's, as JSON in the page, and so are the words; a test compares both. A config comes as text;
 // what goes into a link is the same config without the keys that change nothing.
 
-const modelConfig = ({ config: table, refused, fields, off, usual_tokens: usualTokens, not_modelled: names }, presets) => {
+const modelConfig = (tables, presets) => {
+  const { config: table, refused, fields, off, usual_tokens: usualTokens, not_modelled: names } = tables;
   // As Python writes a value; alone, or inside of a list.
   const written = (value) => {
     if (typeof value === "string") return `'${value}'`;
@@ -87,7 +88,8 @@ const modelConfig = ({ config: table, refused, fields, off, usual_tokens: usualT
     const shape = { ...fields, ...given, context };
     const { d_model: width, num_heads: heads, num_kv_heads: keys } = shape;
     if (shape.head_dim === null && width % heads)
-      throw new Error(`${heads} heads do not divide a width of ${width}; use a number that does, or give the width of a head`);
+      throw new Error(`${heads} heads do not divide a width of ${width}; use a number that does, or give ` +
+        "the width of a head");
     if (keys && heads % keys)
       throw new Error(`${keys} heads of keys and values do not divide ${heads} heads; use a number that does`);
     const notes = Object.entries(found).filter(([field]) => field !== "context")
@@ -98,8 +100,8 @@ const modelConfig = ({ config: table, refused, fields, off, usual_tokens: usualT
     if (apart) notes.push(`not counted: ${apart}`);
     const others = Object.fromEntries(Object.entries(config).filter(([key]) => !Object.hasOwn(sizes, key)));
     if (config.use_sliding_window === false) delete others.sliding_window;
-    if (new Set(text(config.layer_types).match(/\w+/g)).size === 1 && text(config.layer_types).includes("'full_attention'"))
-      delete others.layer_types;
+    const kinds = text(config.layer_types).match(/\w+/g) ?? [];
+    if (kinds.length && kinds.every((one) => one === "full_attention")) delete others.layer_types;
     const model = { ...shape, num_kv_heads: keys || heads, d_mlp: shape.d_mlp || 4 * width };
     model.head_dim = shape.head_dim || Math.floor(width / heads);
     return { model, notes: [...notes, ...leftOver(others)] };

@@ -262,7 +262,8 @@ const planner = (training, limits) => {
   const refusal = (layout) => REFUSALS.find(([hits]) => hits(layout))?.[1](layout) ?? null;
 
   // Choices are those of lib/planner/search.py, with the same defaults.
-  const layoutsOf = function* ({ zeroBubble = false, hybrid = false, ways = ["none", "full"], everies = [1], pieces = [1] }) {
+  const layoutsOf = function* (choices) {
+    const { zeroBubble = false, hybrid = false, ways = ["none", "full"], everies = [1], pieces = [1] } = choices;
     const schedules = zeroBubble ? ["1f1b", "zb-h1", "zb-v"] : ["1f1b"];
     const recomputes = ways.flatMap((recompute) =>
       (recompute === "full" ? everies : [1]).map((every) => ({ recompute, every })))

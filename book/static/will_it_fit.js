@@ -142,11 +142,11 @@
   };
 
   // ---- What the form says, in the planner's words ----
-  const figuresOf = (gpu) => (name) => {
-    const [, , , of, unit] = CARD[name];
-    return of === "per_node" ? numbers.per_node : numbers.gpus[gpu] ? numbers.gpus[gpu][of] / unit : "";
+  const figures = (gpu) => { // as the fields of a card have them; of another card only the GPUs of a node
+    const usual = { per_node: numbers.per_node, ...numbers.gpus[gpu] };
+    return Object.fromEntries(Object.entries(CARD).map(([name, [, , , of, unit]]) =>
+      [name, of in usual ? usual[of] / unit : ""]));
   };
-  const figures = (gpu) => Object.fromEntries(Object.keys(CARD).map((name) => [name, figuresOf(gpu)(name)]));
   const state = () => {
     const at = Object.fromEntries([...new FormData(form)].filter(([, value]) => typeof value === "string"));
     for (const name of [...Object.keys(FIELDS), "config"]) at[name] = at[name].trim();
@@ -290,7 +290,7 @@
       || (every > 1 && recompute === "full") || (zero === 3 && tp > 1);
     const best = search(of, training, isWide), { found, smallest } = best;
     const gpu = at.gpu === "other" ? "GPU" : at.gpu.toUpperCase(), spare = of.room - own.bytes;
-    for (const name of Object.keys(CHIPS))
+    for (const name of Object.keys(CHIPS).filter((one) => one !== "search"))
       for (const input of field(`${name}-chips`).querySelectorAll("input")) // what a press on it would say; the style
         input.title = of.refusal(layoutOf({ ...at, [name]: input.value }, training)) ?? ""; // sheet marks those with it
     part(".ranks").textContent = `${many(Number((of.parameters / 1e9).toPrecision(4)))} billion parameters. dp: ${
@@ -346,7 +346,9 @@
     else if (at.config.startsWith("{"))
       try {
         at.config = config.shortened(at.config);
-      } catch {} // it is wrong, and goes as it is
+      } catch {
+        at.config = at.config.slice(0, 2000); // it is wrong, and goes as it is
+      }
     return new URLSearchParams(Object.entries(at).filter(([, value]) => value !== ""));
   };
   const changed = () => {
@@ -391,8 +393,9 @@
   });
   form.addEventListener("submit", (event) => event.preventDefault());
   part("input[type=file]").addEventListener("change", async ({ target }) => {
-    if (!target.files.length) return;
-    field("config").value = await target.files[0].text();
+    const [file] = target.files;
+    if (!file) return;
+    field("config").value = file.size > 1e6 ? file.name : await file.text(); // no config is so large, and a name is refused
     changed();
   });
   part(".copy").addEventListener("click", async ({ target }) => {

@@ -377,6 +377,7 @@ def test_the_impossible_is_marked_and_explained(page_at):
     assert page.get_attribute("input[name=zero][value='0']", "title") == ""
     page.check("input[name=zero][value='3']")
     assert verdict(page).startswith("Impossible. ZeRO-3") and not page.is_visible("figure >> nth=0")
+    assert not page.get_attribute("input[name=search][value=all]", "title"), "it is no part of a layout"
     page.locator(".best button >> nth=0").click()
     assert verdict(page).startswith("It fits.") and page.is_visible("figure >> nth=0")
 
@@ -448,6 +449,10 @@ def test_a_config_is_pasted_or_picked_and_goes_into_the_link(page_at, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(MODELS["gemma-2-9b"][0]))
     other.set_input_files("input[type=file]", tmp_path / "config.json")
     other.wait_for_function("document.querySelector('.ranks').textContent.startsWith('9.24')")
+    (tmp_path / "model.safetensors").write_bytes(b"0" * 1_000_001)
+    other.set_input_files("input[type=file]", tmp_path / "model.safetensors")
+    other.wait_for_function("document.querySelector('.verdict').textContent.includes('No answer')")
+    assert wrong(other)["config"] == "model 'model.safetensors' is not a preset: paste its config.json"
 
 
 def test_a_mixture_of_experts_is_not_modelled(page_at):
