@@ -18,8 +18,7 @@ from lib.cost.models import NOT_MODELLED
 from lib.cost.sizes import PLANNED_RECOMPUTE, ModelShape
 from lib.planner import search, seconds
 from lib.planner.configs import FOREIGN, OFF, USUAL_TOKENS
-from lib.planner.rows import predict, read_rows
-from lib.planner.text import rows_json
+from lib.planner.rows import predict, read_rows, rows_json
 from lib.planner.training import GPUS, PRESET_MODELS, STACKS, Cluster, Training, stack_for
 
 SCRIPTS = "planner.js", "model_config.js", "will_it_fit.js"
