@@ -75,7 +75,8 @@ def shape_of(config: Mapping[str, Any], tokens: int | None = None) -> tuple[Mode
         family = table["families"][family.pop("like")] | family
     apart = family.pop("apart", None)
     for key, field in (sizes | table["switches"]).items():
-        _enter(asked, key, config.get(key), field)
+        if config.get(key) is not None:
+            _enter(asked, key, config[key], field)
     if config.get("attention_bias") and "biases" in family:
         biases, key = ("all", "mlp_bias") if config.get("mlp_bias") else ("qkv", "attention_bias")
         _enter(asked, key, True, {"biases": {"true": biases}})
@@ -120,7 +121,7 @@ def read_foreign(words: Sequence[str]) -> Asked:
         raise ValueError(f"{name or 'the command'} has no key of {', '.join(FRAMEWORKS)}")
     asked = Asked(framework, found := dict(table["defaults"]), {}, [])
     for key, into in table["keys"].items():
-        if key in keys:
+        if key in keys and str(said[keys[key]]).lower() not in ("none", "null", "auto"):
             _enter(asked, keys[key], said[keys[key]], into)
     if found.get("replicas") == "nodes":
         found["replicas"] = found.get("nodes", 1)
@@ -197,8 +198,6 @@ def _change(training: Training, layout: Layout4D, other: Training, without: Layo
 def _enter(asked: Asked, key: str, value: Any, into: str | dict[str, dict]) -> None:
     """Enter the value of a key of a table."""
     text = str(value).lower()
-    if text in ("none", "null", "auto"):
-        return
     for field, meant in into.items() if isinstance(into, dict) else [(into, {"*": "said"})]:
         here = meant.get(text, meant.get("*", "" if text in OFF else "unknown"))
         if here == "unknown":
