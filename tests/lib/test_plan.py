@@ -311,6 +311,16 @@ def test_it_says_what_it_leaves_out(capsys):
     assert [line.split()[2] for line in said] == ["zero=3", "recompute=full", "dropout"]
 
 
+def test_zero_3_has_one_bucket_for_each_block():
+    """However small the buckets of the other stages are; embedding and head come first."""
+    plan = Plan(TINY, Layout(2, zero=3), 4, bucket_bytes=100)
+    blocks = [
+        {weight.name.rpartition("blocks.")[2].split(".")[0] for weight in one.weights} for one in plan.buckets(0)
+    ]
+    assert blocks[0] >= {"embed"} and blocks[1:] == [{str(i)} for i in range(TINY.num_layers)]
+    assert len(Plan(TINY, Layout(2, zero=2), 4, bucket_bytes=100).buckets(0)) > len(blocks)
+
+
 def test_ranks_in_words():
     assert ranks_text([0, 1, 2, 5]) == "0-2, 5" and ranks_text([0, 2, 4]) == "0, … (3)"
 
