@@ -81,18 +81,21 @@ STATIONS = {  # by the chapter after which the run is like this
     12: Station("4 × 4 GPUs, ZB-V", _PIPELINE._replace(stages_per_rank=2, schedule="zb-v")),
 }
 MOST_S, MOST_SENT_BYTES = 90.0, 9e12  # at the end of an axis
+INKS = {"computes": "forward", "waits": "comm", "idles": "idle"}
+TORN = 5, 14, 19  # pixels from the end of a bar that goes on
 MODELLED = "Modelled by lib.planner: Llama 2 70B on {} H100, 1,024 sequences of 4,096 tokens in a step."
 
 
 @drawn_twice
 def our_run(after: int, *, since: int | None = None, width: float = 680) -> Figure:
-    """The run after a chapter: memory of the GPU with the highest peak, and the seconds of a step.
+    """The run after a chapter: memory of the GPU with the highest peak, bytes that a GPU sends, seconds of a step.
 
     Args:
         after: number of the chapter.
         since: number of an earlier chapter, to compare with.
     """
     now, was, limit = STATIONS[after], STATIONS.get(since), RUN.room_bytes
+    most = 2 * limit  # bytes at the end of the axis
     said = f"{_gb(now.memory_bytes)} on the fullest GPU, {now.step_s:.1f} seconds per step"
     before = f"; before, {_gb(was.memory_bytes)} and {was.step_s:.1f} seconds" if was else ""
     canvas = Canvas(f"Our run, {now.words}: {said}{before}.")
@@ -102,9 +105,9 @@ def our_run(after: int, *, since: int | None = None, width: float = 680) -> Figu
     y = canvas.head(f"{'Our run now' if was else 'Our run so far'}: {now.words}", legend, 0, width) + 12
 
     axis = _Axis(canvas, *((92.0, width - 176) if width > NARROW else (0.0, width)), width)
-    line = axis.at(limit / (2 * limit))
+    line = axis.at(limit / most)
     top = axis.name(y, "fullest GPU", _memory_words(now, was, limit))
-    axis.bar(top, {"param": now.memory_bytes / (2 * limit)}, was and was.memory_bytes / (2 * limit))
+    axis.bar(top, {"param": now.memory_bytes / most}, was and was.memory_bytes / most)
     canvas.path(f"M{num(line)} {num(top - 5)}V{num(top + 32)}", stroke=color("text"), stroke_width=1.5)
     canvas.note(line + 5, top + 43, f"an H100 has {_gb(limit)}")
     top = axis.name(top + 56, "a GPU sends", _gb(now.sent_bytes))
@@ -113,10 +116,6 @@ def our_run(after: int, *, since: int | None = None, width: float = 680) -> Figu
     parts = {INKS[kind]: value / MOST_S for kind, value in now.seconds.items()}
     axis.bar(top, parts, was and was.step_s / MOST_S)
     return canvas.figure(width, top + 34, MODELLED.format(now.layout.gpus))
-
-
-INKS = {"computes": "forward", "waits": "comm", "idles": "idle"}
-TORN = 5, 14, 19  # pixels from the end of a bar that goes on
 
 
 @dataclass(frozen=True)
