@@ -103,6 +103,10 @@ class Plan:
                 found.append(Bucketful(tuple(line[i] for i in share), axes, ranks, ranks if zero else 1, stages))
         return found
 
+    def num_parameters(self, place: int) -> int:
+        """Ψ of a rank at this place, not divided by d."""
+        return sum(weight.size for bucket in self.buckets(place) for weight in bucket.weights)
+
     def _sum_over(self, weight: Weight) -> tuple[tuple[str, ...], int]:
         """Axes and number of ranks over which a gradient is summed."""
         layout, rank_of = self.layout, self.schedule.rank_of

@@ -164,7 +164,7 @@ def report_of_plan(plan: Plan, ranks_per_node: int) -> Report:
             {
                 "ranks": ranks_text(ranks),
                 "layers": " + ".join(_layers(plan, stage) for stage in plan.schedule.stages_on(place)),
-                "parameters": sum(weight.size for bucket in plan.buckets(place) for weight in bucket.weights),
+                "parameters": plan.num_parameters(place),
                 "in_flight": max(accumulate(steps)) / layout.stages_per_rank,
                 "held": {kind: held[one] for kind, one in KINDS.items()} | {"total": held["total"]},
             }

@@ -557,7 +557,7 @@ NEARLY = {  # with a word of the verdict
     ],
     "14.6": [
         (choice(lambda found: found[:2]), "Return three things"),
-        (choice(lambda found: (found[0]._replace(cp=2), *found[1:])), "is no Layout4D"),
+        (choice(lambda found: (found[0]._replace(cp=2), *found[1:])), "Return a Layout4D"),
         (choice(lambda found: (found[0]._replace(rows=3), *found[1:])), "refuses"),
         (choice(lambda found: (found[0]._replace(recompute="full"), *found[1:])), "larger regret"),
         (choice(lambda found: (*found[:2], ["dp"])), "name of a kind of time"),
@@ -572,5 +572,5 @@ NEARLY = {  # with a word of the verdict
 def test_nearly_right_answers_do_not_pass(exercise_id):
     seen = judge(EXERCISES[exercise_id], [answer for answer, _ in NEARLY[exercise_id]], seed=11)
     for i, (cases, (_, words)) in enumerate(zip(seen, NEARLY[exercise_id], strict=True)):
-        hints = " ".join(" ".join(case.hint for case in cases).split())
+        hints = " ".join(" ".join(case.advice for case in cases).split())
         assert "FAIL" in {case.status for case in cases} and words in hints, (i, cases)
