@@ -80,6 +80,7 @@ STATIONS = {  # by the chapter after which the run is like this
     11: Station("4 × 4 GPUs, interleaved 1F1B", _PIPELINE._replace(stages_per_rank=5)),
     12: Station("4 × 4 GPUs, ZB-V", _PIPELINE._replace(stages_per_rank=2, schedule="zb-v")),
 }
+TECHNIQUES = "copies", "ZeRO-2", "ZeRO-3, recomputed", "tp", "tp and sp", "GPipe", "1F1B", "interleaved", "ZB-V"
 MOST_S, MOST_SENT_BYTES = 90.0, 9e12  # at the end of an axis
 INKS = {"computes": "forward", "waits": "comm", "idles": "idle"}
 TORN = 5, 14, 19  # pixels from the end of a bar that goes on
@@ -98,7 +99,7 @@ def our_run(after: int, *, since: int | None = None, width: float = 680) -> Figu
     most = 2 * limit  # bytes at the end of the axis
     said = f"{_gb(now.memory_bytes)} on the fullest GPU, {now.step_s:.1f} seconds per step"
     before = f"; before, {_gb(was.memory_bytes)} and {was.step_s:.1f} seconds" if was else ""
-    canvas = Canvas(f"Our run, {now.words}: {said}{before}.")
+    canvas = Canvas(f"Our run {'now' if was else 'so far'}, {now.words}: {said}{before}.")
     legend = [("forward", "computes"), ("comm", "waits for messages"), ("idle", "idles")]
     if was:
         legend.append(("track", "before this chapter"))
@@ -153,16 +154,11 @@ class _Axis:
 
 
 def road() -> dict[str, dict[str, float]]:
-    """The whole way, for bars: a name with what fits and does not, and the seconds of a step."""
+    """The whole way, for bars: chapter and technique, whether it is too large, and the seconds of a step."""
     rows = {}
-    for chapter, one in STATIONS.items():
-        if one.layout.gpus == RUN.cluster.gpus:
-            name = f"{chapter}: {one.words}" + ("" if one.fits else " (too large)")
-            rows[name] = {
-                "compute": one.seconds["computes"],
-                "comm": one.seconds["waits"],
-                "idle": one.seconds["idles"],
-            }
+    for (chapter, one), name in zip(list(STATIONS.items())[1:], TECHNIQUES, strict=True):
+        seconds = {"compute": one.seconds["computes"], "comm": one.seconds["waits"], "idle": one.seconds["idles"]}
+        rows[f"{chapter}: {name}" + ("" if one.fits else ", too large")] = seconds
     return rows
 
 

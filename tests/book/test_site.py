@@ -173,7 +173,7 @@ IN_FORM = [name for name in CHAPTERS if 'class="folded evidence"' in (SITE / nam
 def test_what_is_folded_says_what_it_holds(name):
     page = article(name)
     lines = [line.get_text() for line in page.select("details.evidence > summary")]
-    good = re.compile(r"✓ (measured: \S|(\d+) of \2 hold$)|– .* not measured here: the machine was busy$")
+    good = re.compile(r"✓ ([Mm]easured: \S|Modelled: \S|Emulated: \S|(\d+) of \2 hold$)|– .* the machine was busy$")
     assert [line for line in lines if not good.match(line)] == []
     tables = [fold.select("table.claims tbody tr") for fold in page.select("details.evidence[open]")]
     assert [len(rows) for rows in tables if len(rows) > 4] == [], "a table that stays open has four rows at most"
@@ -474,6 +474,8 @@ FOCUSED = """number => {
 def test_every_answer_opens_by_keyboard(from_disk):
     summaries = from_disk.page.locator("article details > summary")
     for number in range(summaries.count()):
+        if summaries.nth(number).evaluate("e => e.parentElement.hidden"):
+            continue  # nothing is there to be opened
         was_open = from_disk.page.evaluate(FOCUSED, number)
         from_disk.page.keyboard.press("Enter")
         assert from_disk.page.evaluate(FOCUSED, number) is not was_open, summaries.nth(number).inner_text()
@@ -561,6 +563,8 @@ BAD_FRAMES = """e => {
 def test_every_value_of_every_slider_can_be_reached_and_shows_something(from_disk):
     folded = from_disk.page.locator("article details:has(.pbh-explorer)")
     folded.evaluate_all("all => all.forEach((one) => { one.open = true })")
+    for skip in from_disk.page.locator("article .pbh-guess button:text-is('Skip'):visible").all():
+        skip.click()  # of a guess: its sliders come afterwards
     for figure in from_disk.page.locator("article figure.pbh-explorer").all():
         assert figure.evaluate(BAD_FRAMES) == []
     for choice in from_disk.page.locator("article fieldset.pbh-choice").all():
