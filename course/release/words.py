@@ -30,8 +30,8 @@ Your work is in
 """
 CHECK = """## Check yourself
 
-The cell below each task prints PASS, TODO, or FAIL with what is wrong; `hint()`, or the same mistake once more, says
-what to do about it. Run it as often as you like. In a terminal, for all tasks of a file, or with a number behind it for
+The cell below each task prints PASS, TODO, or FAIL with what is wrong; `hint()`, or the same mistake again, says what
+to do about it. Run it as often as you like. In a terminal, for all tasks of a file, or with a number behind it for
 one:
 
 ```
