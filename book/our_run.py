@@ -25,10 +25,12 @@ class Station:
     """What the run has after a chapter.
 
     Args:
+        technique: of the chapter, in a word or two.
         words: the layout, as one would say it.
         keeps_all: whether the first rank keeps every microbatch of a step, as under GPipe.
     """
 
+    technique: str
     words: str
     layout: Layout4D
     keeps_all: bool = False
@@ -69,18 +71,21 @@ class Station:
 _TP8 = Layout4D(tp=8, cp=1, pp=1, dp=8)
 _PIPELINE = Layout4D(tp=4, cp=1, pp=4, dp=4, sequence_parallel=True)
 STATIONS = {  # by the chapter after which the run is like this
-    1: Station("all of it on one GPU", Layout4D(1, 1, 1, 1, zero=0)),
-    3: Station("64 copies of the model", Layout4D(1, 1, 1, 64, zero=0)),
-    4: Station("ZeRO-2 over 64 GPUs", Layout4D(1, 1, 1, 64, zero=2)),
-    5: Station("ZeRO-3 over 64 GPUs, all blocks recomputed", Layout4D(1, 1, 1, 64, zero=3, recompute="full")),
-    6: Station("tensor parallel in a node, ZeRO-1 over 8 nodes", _TP8),
-    7: Station("tensor and sequence parallel in a node", _TP8._replace(sequence_parallel=True)),
-    8: Station("4 stages of 4 GPUs, GPipe", _PIPELINE, keeps_all=True),
-    9: Station("4 stages of 4 GPUs, 1F1B", _PIPELINE),
-    11: Station("4 × 4 GPUs, interleaved 1F1B", _PIPELINE._replace(stages_per_rank=5)),
-    12: Station("4 × 4 GPUs, ZB-V", _PIPELINE._replace(stages_per_rank=2, schedule="zb-v")),
+    1: Station("one GPU", "all of it on one GPU", Layout4D(1, 1, 1, 1, zero=0)),
+    3: Station("copies", "64 copies of the model", Layout4D(1, 1, 1, 64, zero=0)),
+    4: Station("ZeRO-2", "ZeRO-2 over 64 GPUs", Layout4D(1, 1, 1, 64, zero=2)),
+    5: Station(
+        "ZeRO-3, recomputed",
+        "ZeRO-3 over 64 GPUs, all blocks recomputed",
+        Layout4D(1, 1, 1, 64, zero=3, recompute="full"),
+    ),
+    6: Station("tp", "tensor parallel in a node, ZeRO-1 over 8 nodes", _TP8),
+    7: Station("tp and sp", "tensor and sequence parallel in a node", _TP8._replace(sequence_parallel=True)),
+    8: Station("GPipe", "4 stages of 4 GPUs, GPipe", _PIPELINE, keeps_all=True),
+    9: Station("1F1B", "4 stages of 4 GPUs, 1F1B", _PIPELINE),
+    11: Station("interleaved", "4 × 4 GPUs, interleaved 1F1B", _PIPELINE._replace(stages_per_rank=5)),
+    12: Station("ZB-V", "4 × 4 GPUs, ZB-V", _PIPELINE._replace(stages_per_rank=2, schedule="zb-v")),
 }
-TECHNIQUES = "copies", "ZeRO-2", "ZeRO-3, recomputed", "tp", "tp and sp", "GPipe", "1F1B", "interleaved", "ZB-V"
 MOST_S, MOST_SENT_BYTES = 90.0, 9e12  # at the end of an axis
 INKS = {"computes": "forward", "waits": "comm", "idles": "idle"}
 TORN = 5, 14, 19  # pixels from the end of a bar that goes on
@@ -156,9 +161,10 @@ class _Axis:
 def road() -> dict[str, dict[str, float]]:
     """The whole way, for bars: chapter and technique, whether it is too large, and the seconds of a step."""
     rows = {}
-    for (chapter, one), name in zip(list(STATIONS.items())[1:], TECHNIQUES, strict=True):
-        seconds = {"compute": one.seconds["computes"], "comm": one.seconds["waits"], "idle": one.seconds["idles"]}
-        rows[f"{chapter}: {name}" + ("" if one.fits else ", too large")] = seconds
+    for chapter, one in STATIONS.items():
+        if one.layout.gpus == RUN.cluster.gpus:
+            seconds = {"compute": one.seconds["computes"], "comm": one.seconds["waits"], "idle": one.seconds["idles"]}
+            rows[f"{chapter}: {one.technique}" + ("" if one.fits else ", too large")] = seconds
     return rows
 
 

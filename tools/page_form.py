@@ -171,7 +171,7 @@ def problems(notebook, most: dict[str, int] = MOST) -> list[str]:
     if not in_form(notebook):
         return []
     size = measure(notebook)
-    counted = dict(zip(most, (size.words, size.lines, size.minutes), strict=True))
+    counted = {"words": size.words, "lines of visible code": size.lines, "minutes to read": size.minutes}
     found = [f"{n} {what}, at most {most[what]}" for what, n in counted.items() if n > most[what]]
     for cell in notebook.cells:
         found += [problem for guess in GUESS.findall(cell.source) for problem in problems_of_guess(guess)]
