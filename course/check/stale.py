@@ -20,6 +20,11 @@ _begun: dict[str, Any] = {}  # name that the cell which now runs defines -> its 
 _stale: dict[str, tuple[Any, str]] = {}  # name -> its object, error of the last cell that defines it
 
 
+def _public_name(error: BaseException) -> str:
+    """Of its class: what Python 3.13 says of a cell that is cut short has a name of its own, `_IncompleteInputError`."""
+    return next(kind.__name__ for kind in type(error).__mro__ if not kind.__name__.startswith("_"))
+
+
 def watch_cells(ipython: Any) -> None:
     """From now on, note the cells of this notebook that fail."""
 
@@ -35,7 +40,7 @@ def watch_cells(ipython: Any) -> None:
             # Where a cell `f = g` succeeds, it may be the same function; `%%time` succeeds also after an error.
             is_def = result and re.search(rf"^(async +)?(def|class) +{name}\b", result.info.raw_cell, re.MULTILINE)
             if ipython.user_ns.get(name) is before and (error or result is None or is_def):
-                _stale[name] = before, f" ({type(error).__name__})" if error else ""
+                _stale[name] = before, f" ({_public_name(error)})" if error else ""
             else:
                 _stale.pop(name, None)
 
