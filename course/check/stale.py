@@ -21,7 +21,7 @@ _stale: dict[str, tuple[Any, str]] = {}  # name -> its object, error of the last
 
 
 def _public_name(error: BaseException) -> str:
-    """Of its class: what Python 3.13 says of a cell that is cut short has a name of its own, `_IncompleteInputError`."""
+    """Of its class; that of a cell which is cut short is private on Python 3.13, `_IncompleteInputError`."""
     return next(kind.__name__ for kind in type(error).__mro__ if not kind.__name__.startswith("_"))
 
 
