@@ -1,5 +1,7 @@
 """The form of a page, counted in its source: the kinds of its cells, its size, the minutes it takes, what breaks it.
 
+    python tools/page_form.py            the size of each page
+
 A page is in this form as soon as one of its cells has the tag `evidence`; other pages are left as they are. Counted is
 what a reader sees before anything is opened; what stands under *Going deeper* is not.
 """
@@ -7,8 +9,14 @@ what a reader sees before anything is opened; what stands under *Going deeper* i
 import ast
 import math
 import re
+import symtable
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import jupytext
 
 # A kind of cell whose code is folded, to the words it is folded under. All but a listing are named by a tag of the
 # cell; a cell without such a tag shows an idea.
@@ -27,6 +35,7 @@ MOST_LINES_OF_AN_IDEA = 25
 WORDS_A_MINUTE, LINE_S, FIGURE_S, PLAYER_S, GUESS_S, QUESTION_S, PROBLEM_S = 150, 8, 45, 120, 60, 45, 180
 PRACTICE, QUIZ, NOT_READ = ("## Worked examples", "## Practice"), "## Quiz", ("## Key terms", "## Going deeper")
 
+LABELS = "# Measured:", "# Modelled:", "# Emulated:"
 PLAYERS = "Explorer", "workbench"
 FENCE = re.compile(r"^```\w*\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 HIDDEN = re.compile(r'(?<=</summary>).*?(?=</details>)|<a class="colab".*?</a>', re.DOTALL)
@@ -173,6 +182,7 @@ def problems(notebook, most: dict[str, int] = MOST) -> list[str]:
     size = measure(notebook)
     counted = {"words": size.words, "lines of visible code": size.lines, "minutes to read": size.minutes}
     found = [f"{n} {what}, at most {most[what]}" for what, n in counted.items() if n > most[what]]
+    found += hidden_names(notebook)
     for cell in notebook.cells:
         found += [problem for guess in GUESS.findall(cell.source) for problem in problems_of_guess(guess)]
     for cell in code_cells(notebook):
@@ -181,6 +191,28 @@ def problems(notebook, most: dict[str, int] = MOST) -> list[str]:
         if kind(cell) == "idea" and (lines := code_lines(cell.source)) > MOST_LINES_OF_AN_IDEA:
             found.append(f"{name}: {lines} lines of an idea, at most {MOST_LINES_OF_AN_IDEA}")
     return found
+
+
+def hidden_names(notebook) -> Iterator[str]:
+    """Names that a visible cell uses and only a folded one has defined: a reader looks for them in vain."""
+    visible, folded = set(), set()
+    for cell in code_cells(notebook):
+        if kind(cell) in ("generated", "answer"):
+            continue
+        table = symtable.symtable(cell.source, "cell", "exec")
+        defined = {name.get_name() for name in table.get_symbols() if name.is_assigned() or name.is_imported()}
+        if kind(cell) in ("idea", "listing") and (missing := (globals_of(table) & folded) - visible - defined):
+            first = next(line for line in cell.source.splitlines() if line.strip())
+            yield f"{first}: {', '.join(sorted(missing))}: defined only in a folded cell above"
+        (folded if kind(cell) in ("evidence", "figure") else visible).update(defined)
+
+
+def globals_of(table: symtable.SymbolTable) -> set[str]:
+    """Names of the page that a cell reads, in its functions too."""
+    own = {name.get_name() for name in table.get_symbols() if name.is_referenced() and name.is_global()}
+    if table.get_type() == "module":
+        own = {name.get_name() for name in table.get_symbols() if name.is_referenced()}
+    return own.union(*(globals_of(child) for child in table.get_children()))
 
 
 def problems_of_guess(guess: str) -> Iterator[str]:
@@ -205,6 +237,8 @@ def problems_of_cell(cell) -> Iterator[str]:
         yield "open goes with evidence"
     if of_kind == "evidence" and not calls(cell, "claim"):
         yield "evidence without a claim"
+    if of_kind == "evidence" and not cell.source.startswith(LABELS):
+        yield f"evidence begins with a sentence: {', '.join(LABELS)} ..."
     if of_kind in ("idea", "figure", "setup") and calls(cell, "claim"):
         yield "a claim stands in a cell with the tag evidence"
     if of_kind == "setup" and not all(isinstance(node, ast.Import | ast.ImportFrom) for node in tree.body):
@@ -224,3 +258,46 @@ def state_minutes(notebook) -> None:
     title.source, stated = STATED.subn(measure(notebook).stated, title.source)
     if stated != 1:
         raise ValueError('its first cell has one line that begins with "NN minutes to read"; the number is put in')
+
+
+# ---- figures of size, to look at and not to aim at -------------------------------------------------------------------
+
+
+def prose(notebook) -> str:
+    """The sentences of a page's core: no code, no formula, no address of a link, no question."""
+    parts = [part for heading, part in core(notebook) if isinstance(part, str) and heading not in (*PRACTICE, QUIZ)]
+    return MARKUP.sub(" ", ONE_WORD.sub(" x ", HIDDEN.sub("", FENCE.sub("", "\n".join(parts)))))
+
+
+def ideas(notebook) -> int:
+    """Sections with code or a picture of their own."""
+    shown = [part for _, part in core(notebook) if isinstance(part, str) or kind(part) in ("idea", "figure")]
+    return sum(
+        isinstance(part, str) and "\n## " in f"\n{part}" and not isinstance(after, str)
+        for part, after in pairwise(shown)
+    )
+
+
+def main() -> int:
+    print(
+        f"{'page':<24}"
+        + "".join(f"{name:>14}" for name in ("words", "lines", "minutes", "numbers/100", "brackets", "ideas"))
+    )
+    for path in sorted(Path(__file__).resolve().parents[1].glob("chapters/*.md")):
+        notebook = jupytext.read(path)
+        size, text = measure(notebook), prose(notebook)
+        digits = len(re.findall(r"(?<![\w.,-])\d[\d.,]*", text))
+        row = (
+            size.words,
+            size.lines,
+            size.minutes,
+            f"{100 * digits / size.words:.1f}",
+            text.count("("),
+            ideas(notebook),
+        )
+        print(f"{path.stem:<24}" + "".join(f"{value:>14}" for value in row))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

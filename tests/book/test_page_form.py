@@ -24,9 +24,9 @@ PAGE = "\n".join(
         '<p class="kick">Chapter 90 · Part <a class="colab" href="https://x.org/y">Open in Colab</a></p>\n',
         "# Three little words\n\n1 minutes to read, a minute to compute.\n",
         cell("import math\nfrom lib import claim, collectives\nfrom book.figures.show import show\n", "setup"),
-        cell('draw(math.pi, alt="A circle.", caption="Round.")\n', "figure"),
+        cell('side = math.pi\ndraw(side, alt="A circle.", caption="Round.")\n', "figure"),
         cell("two = 1 + 1\n\nfour = two + two\n"),
-        cell('claim("two", 2, two)\n', "evidence"),
+        cell('# Measured: two.\nclaim("two", 2, two)\n', "evidence"),
         cell('claim("an answer", 4, four)\n', "hide-cell"),
         "## Quiz\n\n**1. Is it [so](https://x.org)?**\n",
         '<details class="option"><summary>yes</summary>Right: it is.</details>',
@@ -77,13 +77,13 @@ def test_what_is_counted_is_what_a_reader_sees():
         ("Right: it", "Right, as we saw: it", {}),
         ("two = 1", "# a comment\ntwo = 1", {"lines": 1}),
         ("## Quiz", "```python\nprint(2)\n\nprint(3)\n```\n\n## Quiz", {"lines": 2}),
-        ('draw(math.pi, alt="A circle.", caption="Round.")\n', EXPLORER, {"figures": -1, "players": 1}),
+        ('draw(side, alt="A circle.", caption="Round.")\n', EXPLORER, {"figures": -1, "players": 1}),
         (":tags: [figure]", ":tags: [figure, remove-output]", {"figures": -1}),
         ("## Quiz", "## Practice\n\n**1.** How many?\n\n## Quiz", {"problems": 1}),
         ("## Quiz", "## Worked examples\n\n**1.** How many?\n\n## Quiz", {"problems": 1}),
         ("## Quiz", "## Key terms\n\n**Rank**: a process.\n\n## Quiz", {}),
-        ('draw(math.pi, alt="A circle.", caption="Round.")\n', "play_ring()\n", {"figures": -1, "players": 1}),
-        ("draw(math.pi", "Guess(math.pi", {"guesses": 1}),
+        ('draw(side, alt="A circle.", caption="Round.")\n', "play_ring()\n", {"figures": -1, "players": 1}),
+        ("draw(side", "Guess(side", {"guesses": 1}),
     ],
 )
 def test_each_change_counts_as_much_as_it_should(before, after, change):
@@ -111,7 +111,10 @@ IDEA = "two = 1 + 1\n"
         (IDEA, EXPLORER + IDEA, "a picture is made in a cell with the tag figure"),
         ("draw(", 'claim("x", 1, 1)\ndraw(', "a claim stands in a cell with the tag evidence"),
         ("import math\n", "import math\ndef f(): pass\n", "import math: it holds more than imports"),
-        ("## Quiz", cell("x = 1\n", "evidence") + "## Quiz", "x = 1: evidence without a claim"),
+        ("## Quiz", cell("# Measured: x.\nx = 1\n", "evidence") + "## Quiz", "evidence without a claim"),
+        ("# Measured: two.\n", "", "evidence begins with a sentence: # Measured:, # Modelled:"),
+        ("two = 1 + 1", "# its square\ntwo = side**2", "its square: side: defined only in a folded cell above"),
+        ("two = 1 + 1", "def f(x):\n    return side * x", "side: defined only in a folded cell above"),
         (":tags: [figure]", ":tags: [figure, open]", "open goes with evidence"),
         (":tags: [figure]", ":tags: [figure, setup]", "a cell is of one kind"),
         (":tags: [figure]", ":tags: [hide-input]", "hide-input hides code; say what it is"),
@@ -123,6 +126,11 @@ def test_what_breaks_the_form_is_named(before, after, said):
     assert PAGE.count(before) >= 1
     found = form.problems(read(PAGE.replace(before, after, 1)))
     assert [problem for problem in found if re.search(said, problem)], found
+
+
+def test_a_visible_cell_may_name_what_is_its_own_or_visible():
+    for code in ("side = 2\ntwo = side", "def f(side):\n    return side", "two = [side for side in (1, 2)]"):
+        assert form.problems(read(PAGE.replace("two = 1 + 1", code + "\ntwo = 2", 1))) == []
 
 
 def test_what_is_just_within_the_limits_is_let_be():
