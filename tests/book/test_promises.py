@@ -115,7 +115,7 @@ def test_every_link_to_a_section_leads_to_one():
 
 def test_a_link_to_a_section_that_is_not_there_is_seen():
     page = ROOT / "chapters/04_zero.md"
-    right = "[a](#here) [b](01_memory.ipynb#going-deeper) [c](../exercises/04_zero.ipynb#1-cut-a-tensor-into-shards)"
+    right = "[a](#here) [b](01_memory.ipynb#practice) [c](../exercises/04_zero.ipynb#1-cut-a-tensor-into-shards)"
     assert lost(page, f"## Here\n\n{right}") == []
     assert lost(page, f"```\n## Here\n```\n{right.replace('to-s', 'to_s')} [d](01_memory.ipynb#nowhere)") == [
         "#here",
