@@ -98,7 +98,8 @@ def kind_of(chapter, name, unit="", relation="=", rel=0, **_):
     [
         ("00", "none", {"calls": 1}),
         ("00", "one more", {"calls": 1}),
-        ("01", "1% more", {"held": 18, "sent": 2}),
+        ("01", "1% more", {"held": 10, "sent": 3}),
+        ("01b", "1% more", {"held": 13}),
         ("02", "none", {"sent": 10}),
         ("02", "1% more", {"sent": 10}),
         ("02", "one more", {"sent": 10}),
@@ -134,7 +135,7 @@ def test_claims_fail_exactly_where_their_counter_is_off(chapter, counter, fewest
         monkeypatch.setattr(claims, name, (0,))
     monkeypatch.setattr(lib, "claim", note, raising=False)
     monkeypatch.setattr(lib, "run", lambda fn, n, *args, **kw: run(off, n, counter, fn, *args, **kw), raising=False)
-    if chapter == "01":  # it watches the memory of this process
+    if chapter[:2] == "01":  # it watches the memory of this process
         live = memory.MemoryTracker.live.fget
         monkeypatch.setattr(memory.MemoryTracker, "live", property(lambda tracker: perturbed(live(tracker))))
     namespace = {"__name__": "chapter"}
