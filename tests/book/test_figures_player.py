@@ -97,6 +97,7 @@ def test_a_ring_is_two_halves_and_each_rank_sends_twice_three_quarters():
     things = ring.scenes[0].frames[half.until]
     assert sum(things[f"cell {rank} {chunk}"].ink == "frame" for rank in range(4) for chunk in range(4)) == 4
     assert ring.beats[-1].name == "All-gather" and ring.sentences[-1].endswith("The busiest rank sent 1.5 arrays.")
+    assert play_all_reduce("tree", 2).sentences[-1].endswith("The busiest rank sent 1 array.")
 
 
 # ---- in a browser ---------------------------------------------------------------------------------------------------

@@ -111,7 +111,8 @@ def _beats(algorithm: str, steps: list[Moves], n: int) -> list[Beat]:
         each = len(steps) <= MOST_BEATS - 2
         for done in range(1, len(steps)) if each else [adding]:
             told.append(Beat("Up" if done <= adding else "Down", _told(steps[done - 1]), done))
-    end = f"Every rank has every sum, after {len(steps)} steps. The busiest rank sent {sent[-1]:g} arrays."
+    arrays = f"{sent[-1]:g} array" + "s" * (sent[-1] != 1)
+    end = f"Every rank has every sum, after {len(steps)} steps. The busiest rank sent {arrays}."
     return [*told, Beat("All-gather" if algorithm == "ring" else "End", end, len(steps))]
 
 
