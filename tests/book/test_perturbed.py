@@ -109,6 +109,7 @@ def kind_of(chapter, name, unit="", relation="=", rel=0, **_):
         ("04", "1% more", {"sent": 5, "held": 8}),
         ("05", "1% more", {"sent": 5, "held": 8}),
         ("05", "one more", {"sent": 5, "held": 8}),
+        ("05b", "1% more", {"held": 1}),
         ("06", "1% more", {"sent": 6}),
         ("06b", "1% more", {"sent": 2}),
         ("07", "1% more", {"sent": 6, "held": 13}),
