@@ -107,6 +107,7 @@ def kind_of(chapter, name, unit="", relation="=", rel=0, **_):
         ("03", "1% more", {"sent": 6, "calls": 2}),
         ("03", "one more", {"sent": 6, "calls": 2}),
         ("04", "1% more", {"sent": 5, "held": 8}),
+        ("04b", "1% more", {"held": 18}),
         ("05", "1% more", {"sent": 5, "held": 8}),
         ("05", "one more", {"sent": 5, "held": 8}),
         ("05b", "1% more", {"held": 1}),

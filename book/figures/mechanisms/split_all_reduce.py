@@ -31,7 +31,7 @@ def play_split_all_reduce(n: int = 4) -> Player:
         n: ranks, 2 to 4: more do not fit a phone.
     """
     beats = [Beat(name, _sentence(n, *frame), i) for i, (name, frame) in enumerate(zip(NAMES, FRAMES, strict=True))]
-    title = "The optimizer step moves in between the halves of the all-reduce"
+    title = f"A step of data parallelism on {n} ranks, then a step of ZeRO-1"
     return Player(title, lambda width: _scene(n, width), beats)
 
 
