@@ -37,7 +37,7 @@ UNITS |= {
     p + f + per: ("FLOP" + per, s) for p, s in PREFIXES.items() for f in ("FLOP", "FLOPs") for per in ("", "/s")
 }
 NUMBER = re.compile(
-    r"(?<![\w.,/§#^-])(?P<digits>\d{1,3}(?:,\d{3})+|\d+)(?P<part>\.\d+)?(?!\w)(?![.,]?\d)"
+    r"(?<![\w.,/§#^])(?<!\w-)(?P<digits>\d{1,3}(?:,\d{3})+|\d+)(?P<part>\.\d+)?(?!\w)(?![.,]?\d)"
     r"(?![\s\u00a0-](?:significant )?bits?\b)"  # of a format
     rf"(?:[\s\u00a0-]?(?P<unit>{'|'.join(sorted(map(re.escape, UNITS), key=len, reverse=True))})(?!\w))?"
 )
@@ -48,8 +48,8 @@ NAMED = re.compile(
     rf"\b(?:(?:{PLACES})[\s\u00a0][\w., –]*|(?:{THINGS}|{NAMES})[\s\u00a0](?:[\d, ]+(?:and|to|or)?[\s\u00a0])?)$",
     re.I,
 )
-YEARS = range(2010, 2031)
-QUESTION = re.compile(r"\d\. ")  # of a quiz or of practice: what it gives is not said of anything
+YEARS = range(1950, 2031)
+GIVEN = re.compile(r"\d\. |\d+ minutes to read")  # of a quiz or of practice, and what the tools count
 PROSE = ["p", "li", "td", "th", "dd", "dt", "summary"]
 NOT_READ = "script, style, svg:not(.cell svg), .headerlink, .colab, .kick, .option:not(.right), #papers, #key-terms"
 OF_THE_PAGE = {"", "quiz", "summary"}  # parts that speak of the whole page
@@ -117,8 +117,11 @@ def constants(source: str) -> list[Number]:
 
 
 def sentences(source: str) -> list[str]:
-    """What is typed in the code of a figure: captions, alternative texts, answers to a guess."""
-    typed = (node.value for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Constant))
+    """What is typed in the code of a figure: captions, alternative texts. Answers to a guess are not, most are wrong."""
+    tree = ast.parse(source)
+    guesses = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and ast.unparse(node.func) == "Guess"]
+    asked = {id(part) for guess in guesses for one in guess.args[1:] for part in ast.walk(one)}
+    typed = (node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and id(node) not in asked)
     return [text for text in typed if isinstance(text, str) and text.count(" ") > 2]
 
 
@@ -177,7 +180,7 @@ def of_part(part) -> tuple[list[tuple[str, list[Number]]], list[Number]]:
             for aside in block.select("code, .math"):
                 aside.replace_with(NavigableString(" x "))
             text = " ".join(block.get_text().split())
-            if not QUESTION.match(text):
+            if not GIVEN.match(text):
                 since.append(list(before))
                 texts.append((text, since[-1]))
     return texts, outputs
@@ -197,7 +200,8 @@ def constants_of(block) -> list[Number]:
 def is_bound(number: Number, text: str, passage: Passage, cited: dict[str, str]) -> bool:
     """Whether the page computes this number of a text, or its source is named."""
     start, end = number.place
-    named = any(0 <= text.find(one) <= start and end <= text.find(one) + len(one) for one in cited)
+    places = (match.span() for one in cited for match in re.finditer(re.escape(one), text))
+    named = any(first <= start and end <= last for first, last in places)
     return named or any(number.is_like(one) for one in passage.computed)
 
 
@@ -229,8 +233,9 @@ def examine(html: str, cited: dict[str, str]) -> tuple[list[str], int, int]:
 
 
 def cited(page: str) -> dict[str, str]:
-    """The passages of a page whose numbers come from elsewhere, to their sources."""
-    return tomllib.loads(CITED.read_text(encoding="utf-8")).get(page, {})
+    """The passages of a page, and of all pages, whose numbers come from elsewhere, to their sources."""
+    sources = tomllib.loads(CITED.read_text(encoding="utf-8"))
+    return sources.get("all pages", {}) | sources.get(page, {})
 
 
 def main(chapters: list[str]) -> int:

@@ -10,7 +10,8 @@ PAGE = """<article><section id="top"><h1>Top</h1><p>Read it in 17 minutes.</p>
 <section id="one"><h2>One</h2>
 <p>{before}</p>
 <div class="cell tag_figure"><div class="cell_input"><pre>size = 3 * 2**20
-draw(size, caption="It takes 12 seconds at most.")</pre></div>
+shown = draw(size, caption="It takes 12 seconds at most.")
+Guess(shown, "How many, 90 or so?", {{"it is 95 or so": "No, fewer."}}, answer=size)</pre></div>
 <div class="cell_output"><table><tr><td>bytes sent</td><td>964,608 bytes</td><td>0.2914 s</td></tr></table>
 <figure><svg><text>73.2%</text></svg><figcaption>99 GB of it.</figcaption></figure></div></div>
 <p>{after}</p></section>
