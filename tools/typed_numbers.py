@@ -117,7 +117,7 @@ def constants(source: str) -> list[Number]:
 
 
 def sentences(source: str) -> list[str]:
-    """What is typed in the code of a figure: captions, alternative texts. Answers to a guess are not, most are wrong."""
+    """What is typed in code of a figure: captions, alternative texts. Answers to a guess are not: most are wrong."""
     tree = ast.parse(source)
     guesses = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and ast.unparse(node.func) == "Guess"]
     asked = {id(part) for guess in guesses for one in guess.args[1:] for part in ast.walk(one)}
