@@ -37,7 +37,7 @@ UNITS |= {
     p + f + per: ("FLOP" + per, s) for p, s in PREFIXES.items() for f in ("FLOP", "FLOPs") for per in ("", "/s")
 }
 NUMBER = re.compile(
-    r"(?<![\w.,/§#^])(?<!\w-)(?P<digits>\d{1,3}(?:,\d{3})+|\d+)(?P<part>\.\d+)?(?!\w)(?![.,]?\d)"
+    r"(?<![\w.,/§#^])(?<!\w-)(?P<digits>\d{1,3}(?:[,\u2009\u202f\u00a0]\d{3})+|\d+)(?P<part>\.\d+)?(?!\w)(?![.,]?\d)"
     r"(?![\s\u00a0-](?:significant )?bits?\b)"  # of a format
     rf"(?:[\s\u00a0-]?(?P<unit>{'|'.join(sorted(map(re.escape, UNITS), key=len, reverse=True))})(?!\w))?"
 )
@@ -78,9 +78,8 @@ class Number:
             return any(math.isclose(other.value / unit, self.value, rel_tol=1e-9) for unit in {1.0, self.unit})
         if self.kind == other.kind:
             return abs(other.value * other.unit / self.unit - self.value) <= self.within
-        return other.kind == "" and any(
-            abs(other.value / unit - self.value) <= self.within for unit in {1.0, self.unit}
-        )
+        units = {1.0, self.unit} if not other.kind else {1.0} if not self.kind else set()  # a table's head has it
+        return any(abs(other.value / unit - self.value) <= self.within for unit in units)
 
 
 def numbers(text: str) -> list[Number]:
@@ -90,7 +89,7 @@ def numbers(text: str) -> list[Number]:
     """
     found = []
     for match in NUMBER.finditer(text):
-        value = float(match["digits"].replace(",", "") + (match["part"] or ""))
+        value = float(re.sub(r"\D", "", match["digits"]) + (match["part"] or ""))
         counts = not match["unit"] and not match["part"]
         if (counts and (value in YEARS or value < 5)) or NAMED.search(text[: match.start()][-30:]) or not value:
             continue
