@@ -41,9 +41,9 @@ NUMBER = re.compile(
     r"(?![\s\u00a0-](?:significant )?bits?\b)"  # of a format
     rf"(?:[\s\u00a0-]?(?P<unit>{'|'.join(sorted(map(re.escape, UNITS), key=len, reverse=True))})(?!\w))?"
 )
-PLACES = r"chapters?|sections?|parts?|figures?|tables?|appendix|exercises?|examples?|problems?|version|§+"
+PLACES = r"issues?|chapters?|sections?|parts?|figures?|tables?|appendix|exercises?|examples?|problems?|version|§+"
 THINGS = r"ranks?|stages?|microbatch(?:es)?|nodes?|GPUs?|units?|layers?|blocks?|steps?"
-NAMES = "ZeRO|Llama|Qwen|Phi|Gemma|torch|Python"
+NAMES = "PyTorch|ZeRO|Llama|Qwen|Phi|Gemma|torch|Python"
 NAMED = re.compile(
     rf"\b(?:(?:{PLACES})[\s\u00a0][\w., –]*|(?:{THINGS}|{NAMES})[\s\u00a0](?:[\d, ]+(?:and|to|or)?[\s\u00a0])?)$",
     re.I,
@@ -70,28 +70,30 @@ class Number:
         """How far a value may be away that is written like this: half of its last digit that is not 0, at most 3 %."""
         digits = f"{self.value:.0f}"
         zeros = 0 if self.decimals else len(digits) - len(digits.rstrip("0"))
-        return min(0.5 * 10.0 ** (zeros - self.decimals), 0.03 * self.value) * (1 + 1e-9)
+        return min(0.5 * 10.0 ** (zeros - self.decimals), 0.03 * self.value)
 
     def is_like(self, other: "Number") -> bool:
         """Whether `other`, computed, may be written like this; a constant of the code only as it stands there."""
         if other.kind == "constant":
+            if self.decimals and not other.decimals:
+                return False
             return any(math.isclose(other.value / unit, self.value, rel_tol=1e-9) for unit in {1.0, self.unit})
         if self.kind == other.kind:
-            return abs(other.value * other.unit / self.unit - self.value) <= self.within
+            return abs(other.value * other.unit / self.unit - self.value) < self.within
         units = {1.0, self.unit} if not other.kind else {1.0} if not self.kind else set()  # a table's head has it
-        return any(abs(other.value / unit - self.value) <= self.within for unit in units)
+        return any(abs(other.value / unit - self.value) < self.within for unit in units)
 
 
 def numbers(text: str) -> list[Number]:
-    """Those that say how much: no year, no place, no name such as GPT-2 or rank 3; from 5 on if they only count.
+    """Those that say how much: no year, no place, no name such as GPT-2 or rank 3; from 13 on if they only count.
 
-    A count below 5 has no neighbour within a fifth, and is a word in most sentences.
+    A smaller count is a word in most sentences, and has hardly a neighbour within a fifth.
     """
     found = []
     for match in NUMBER.finditer(text):
         value = float(re.sub(r"\D", "", match["digits"]) + (match["part"] or ""))
         counts = not match["unit"] and not match["part"]
-        if (counts and (value in YEARS or value < 5)) or NAMED.search(text[: match.start()][-30:]) or not value:
+        if (counts and (value in YEARS or value <= 12)) or NAMED.search(text[: match.start()][-30:]) or not value:
             continue
         end = match.end("part") if match["part"] else match.end("digits")
         kind, unit = UNITS.get(match["unit"], ("", 1.0))
@@ -111,7 +113,7 @@ def constants(source: str) -> list[Number]:
             except (TypeError, ValueError, ArithmeticError):
                 continue
             if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300:
-                found.append(Number(float(value), "constant"))
+                found.append(Number(float(value), "constant", decimals=isinstance(value, float)))
     return found
 
 
@@ -208,7 +210,7 @@ def changed(text: str, number: Number) -> tuple[str, Number]:
     """The text with this number a fifth larger, and at least by one in its last digit."""
     start, end = number.place
     last = 10.0**-number.decimals
-    written = f"{math.ceil(max(1.2 * number.value, number.value + last) / last - 1e-9) * last:,.{number.decimals}f}"
+    written = f"{max(1.2 * number.value, number.value + last):,.{number.decimals}f}"
     value = float(written.replace(",", ""))
     place = start, start + len(written)
     return text[:start] + written + text[end:], Number(value, number.kind, number.unit, number.decimals, place)

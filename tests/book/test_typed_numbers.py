@@ -68,7 +68,7 @@ def test_a_number_that_nothing_computes_is_found(said):
     [
         "As chapter 12 and section 7.2 say, in 2019, for GPT-2, an H100 and Llama 70B in float32.",
         "Rank 7 and ranks 8, 9 and 10 send to layer 12 in 16 bits.",
-        "Two of the 4 ranks wait for 3 others, 0 of them long.",
+        "Two of the 12 ranks wait for 3 others, 0 of them long.",
     ],
 )
 def test_names_places_years_and_small_counts_say_nothing_to_be_bound(said):
@@ -91,7 +91,7 @@ def test_captions_are_typed_but_questions_and_wrong_answers_say_nothing():
 def test_a_changed_number_differs_in_what_is_written():
     for text, written in (
         ("0.2 s", "0.3 s"),
-        ("8 ranks", "10 ranks"),
+        ("27 units", "32 units"),
         ("964,608 B", "1,157,530 B"),
         ("1.25 ms", "1.50 ms"),
     ):
