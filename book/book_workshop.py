@@ -1,4 +1,4 @@
-"""The words of *Try a schedule*: what `lib.lab.workshop` says, as JSON in the page.
+"""The words of *Try a schedule*: what `course.workshop.typed` says, as JSON in the page.
 
 A page says `{workshop}`. In the browser `static/schedule.js` checks, times and scores what is typed, and
 `static/workshop.js` draws it. No sentence is written twice: the library is made to say each of them once, and what is
@@ -10,7 +10,7 @@ import re
 
 from live_page import add_live_page
 
-from lib.lab.workshop import SHORT, WHY, Par, Verdict, workshop
+from course.workshop.typed import SHORT, WHY, Par, Verdict, workshop
 from lib.pipeline.schedules.action import Op
 from lib.pipeline.schedules.gpipe import gpipe
 from lib.pipeline.schedules.one_f_one_b import one_f_one_b

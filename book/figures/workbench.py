@@ -1,6 +1,6 @@
 """The schedule workshop with buttons, for a reader with a kernel: type, check, simulate, run on ranks.
 
-The verdicts come from `lib.lab.workshop`, and `lib.lab.rehearse` runs the schedule: real processes whose
+The verdicts come from `course.workshop.typed`, and `book.trials.rehearse` runs the schedule: real processes whose
 layers sleep. Here are only a text area, three buttons and a bar that says how far a run should be.
 """
 
@@ -12,8 +12,8 @@ from html import escape
 from typing import Any
 
 from book.figures.schedule import draw_gantt
-from lib.lab.rehearse import rehearse
-from lib.lab.workshop import Par, Verdict, workshop
+from book.trials.rehearse import rehearse
+from course.workshop.typed import Par, Verdict, workshop
 
 UNIT_S = 0.05  # of a unit of the schedule, while it runs
 TICK_S = 0.1

@@ -8,7 +8,7 @@ import pytest
 from nbclient.util import run_sync
 
 from book.figures.workbench import workbench
-from lib.lab.workshop import Par
+from course.workshop.typed import Par
 from lib.pipeline.simulate import Costs
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -16,7 +16,7 @@ RIGHT = "0F0 0F1 0B0 0B1\n1F0 1B0 1F1 1B1"
 CIRCLE = "0F0 0B0 0F1 0B1\n1F0 1F1 1B0 1B1"
 CELL = f"""
 from book.figures.workbench import workbench
-from lib.lab.workshop import Par
+from course.workshop.typed import Par
 box = workbench({RIGHT!r}, Par(2, 2))
 area, row, bar, shown = box.children
 print(area.model_id, *(button.model_id for button in row.children), bar.model_id, shown.model_id)

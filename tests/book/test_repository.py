@@ -63,7 +63,7 @@ def test_every_chapter_is_on_the_map_and_names_its_library_files():
     rows = [row for row in read("README.md").splitlines() if row.startswith("| [")]
     on_the_map = {re.search(r"\((chapters/[^)]+)\)", row).group(1) for row in rows}
     assert on_the_map == {name(path) for path in CHAPTERS if not is_deeper(path)}
-    assert all(re.search(r"\]\(lib/[^)]+\.py\)", row) for row in rows)
+    assert all(re.search(r"\]\((?:lib|course)/[^)]+\.py\)", row) for row in rows)
 
 
 def is_deeper(path: Path) -> bool:

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import pytest
 
-from lib.lab.workshop import WHY, Par, Verdict, workshop
+from course.workshop.typed import WHY, Par, Verdict, workshop
 from lib.pipeline.prove import prove
 from lib.pipeline.schedules.action import Op, Schedule, ScheduleError
 from lib.pipeline.schedules.gpipe import gpipe, naive

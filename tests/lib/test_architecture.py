@@ -19,12 +19,12 @@ MOST_LINES, MOST_CODE, MOST_FILES, MOST_LINES_OF_A_FILE = 17560, 10640, 115, 350
 # room may import says its own __init__.py: the words in backticks behind "May import".
 ROOT_FILES = """
 text trace cost/ runtime/ torchrun/ mesh launch comm
-placement facts clip conjugate deferred recompute sleep collectives model masks data memory verify
+placement facts clip conjugate deferred recompute collectives model masks data memory verify
 data_parallel/ tensor_parallel/ pipeline/ layout planner/ parallel checkpoint/ training/ lab/ train
 """.split()
 PURE = [
     *("lib.cost", "lib.trace", "lib.lab.claims", "lib.pipeline.schedules", "lib.layout", "lib.planner"),
-    *("lib.text", "lib.launch", "lib.lab.workshop"),  # the server of `launch` starts before torch is there
+    *("lib.text", "lib.launch", "course.workshop.typed"),  # the server of `launch` starts before torch is there
     *(f"lib.runtime.{name}" for name in "call_table calls hang headroom output places ranks server".split()),
     *(f"lib.pipeline.{name}" for name in "balance simulate lower rendezvous prove gantt".split()),
     *(
@@ -45,7 +45,7 @@ SAME_NAMES = {
 }
 SERIAL_TWIN = "lib.model"  # no witness if it were made of the same parts
 
-FOLDERS = [ROOT / name for name in ("lib", "course", "book/figures", "book/published")]
+FOLDERS = [ROOT / name for name in ("lib", "course", "book/figures", "book/published", "book/trials")]
 MODULES = {
     ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
     for path in [ROOT / "book" / "__init__.py", *sorted(path for one in FOLDERS for path in one.rglob("*.py"))]

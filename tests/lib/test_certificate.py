@@ -9,10 +9,10 @@ import cloudpickle
 import pytest
 import torch
 
+from book.trials.mistakes import MISTAKES, planted
 from lib import run
 from lib.cost.sizes import RECOMPUTE
 from lib.lab.certificate import certify
-from lib.lab.mistakes import MISTAKES, planted
 from lib.layout import Layout
 from lib.model import GPTConfig
 from tests.lib.sharding import serial

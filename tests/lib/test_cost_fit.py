@@ -4,8 +4,8 @@ import random
 
 import pytest
 
+from book.trials import fit
 from lib import cost
-from lib.cost import fit
 
 SIZES = [4**k * 1024 for k in range(8)]
 

@@ -12,10 +12,10 @@ from torch import nn
 from torch.nn.functional import linear
 from torch.utils.checkpoint import checkpoint
 
+from book.trials.sleep import SleepLayer
 from lib import run
 from lib.deferred import DeferWeightGradients, Queue, queue_here
 from lib.model import Block, GPTConfig
-from lib.sleep import SleepLayer
 from lib.tensor_parallel.gpt import tensor_parallel
 from lib.verify import gradients, largest_difference
 

@@ -14,13 +14,13 @@ from torch import nn
 from torch.nn.functional import linear
 from torch.utils.checkpoint import checkpoint
 
+from book.trials.sleep import SleepLayer
 from lib import comm, cost, run, trace
 from lib.data_parallel.fsdp import FSDP, default_units
 from lib.data_parallel.zero import ZeRO1
 from lib.memory import MemoryTracker
 from lib.mesh import Group
 from lib.model import GPT, GPTConfig, mean_loss
-from lib.sleep import SleepLayer
 from tests.lib import zoo
 from tests.lib.sharding import (
     Block,

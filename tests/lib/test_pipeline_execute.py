@@ -7,8 +7,8 @@ from functools import cache, partial
 import pytest
 import torch
 
+from book.trials.trial import in_one, in_stages, merged
 from lib import run
-from lib.lab.trial import in_one, in_stages, merged
 from lib.launch import RankError
 from lib.mesh import Group
 from lib.model import GPT, GPTConfig, loss_term

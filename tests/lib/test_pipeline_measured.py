@@ -7,10 +7,10 @@ from functools import partial
 import pytest
 import torch
 
+from book.trials.rehearse import rehearse
+from book.trials.trial import peak_bytes
 from lib import cost, run
 from lib.cost import sizes
-from lib.lab.rehearse import rehearse
-from lib.lab.trial import peak_bytes
 from lib.memory import MemoryTracker
 from lib.model import Block, GPTConfig
 from lib.pipeline.gantt import to_trace

@@ -6,7 +6,7 @@ from itertools import product
 
 import pytest
 
-from lib.lab.workshop import Par, workshop
+from course.workshop.typed import Par, workshop
 from lib.pipeline.lower import lower
 from lib.pipeline.prove import prove
 from lib.pipeline.schedules.action import Schedule, ScheduleError

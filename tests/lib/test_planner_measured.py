@@ -7,9 +7,9 @@ from math import inf
 import pytest
 
 from book.published.steps import kendall_tau
+from book.trials.virtual import virtual_steps
 from lib.cost.hardware import Device
 from lib.cost.sizes import ModelShape, Recipe
-from lib.lab.virtual import virtual_steps
 from lib.layout import Layout
 from lib.model import GPTConfig
 from lib.planner import Cluster, Layout4D, Plan, Stack, Training, memory_bytes, step_s

@@ -7,7 +7,7 @@ from math import inf
 from course.check.edits import exercise
 from course.check.exercise import SEEN
 from course.check.written import KIND, NO, WORKS, YES, kind_of, text_of
-from lib.lab.workshop import SLACK, Par, workshop
+from course.workshop.typed import SLACK, Par, workshop
 from lib.pipeline.gantt import gantt
 from lib.pipeline.schedules.action import Schedule, ScheduleError
 from lib.pipeline.schedules.v_shape import v_half

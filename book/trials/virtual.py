@@ -6,7 +6,7 @@ compute at the same time. The idea: they can sleep at the same time. A layer sle
 real: schedule, messages, sums, gradients in buckets; on links as slow as on the virtual cluster (`comm.link`).
 
 This tests how the planner adds up these seconds, the messages and the sums to a step, with its waits and its overlap.
-Read before: `lib/sleep.py`, `lib/pipeline/execute.py`, `lib/planner/seconds.py`. Chapter 14.
+Read before: `book/trials/sleep.py`, `lib/pipeline/execute.py`, `lib/planner/seconds.py`. Chapter 14.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from book.trials.sleep import SleepLayer
 from lib import comm
 from lib.conjugate import all_gather_reduce_scatter, pair, reduce_scatter_all_gather
 from lib.cost.hardware import Device
@@ -33,7 +34,6 @@ from lib.pipeline.schedules.with_reduce import with_reduce
 from lib.pipeline.stage import Stage
 from lib.planner.seconds import OPTIMIZER_BYTES, backward_s, block_s, matmul_s
 from lib.planner.training import Cluster, Layout4D, Training
-from lib.sleep import SleepLayer
 
 INSTANT = Device(*[1e18] * 6, "a GPU whose first step opens the connections")
 

@@ -3,7 +3,7 @@
 Two cores cannot compute for eight processes at the same time, but eight processes can sleep. A sleeping stage takes the
 time of its costs; messages, queues and waits are real.
 
-Read before: `lib/pipeline/execute.py`, `lib/sleep.py`. Chapter 8.
+Read before: `lib/pipeline/execute.py`, `book/trials/sleep.py`. Chapter 8.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from contextlib import nullcontext
 
 import torch
 
+from book.trials.sleep import SleepLayer
 from lib import comm
 from lib.launch import run
 from lib.mesh import Group
@@ -19,7 +20,6 @@ from lib.pipeline.execute import StepResult, execute, timeline
 from lib.pipeline.schedules.action import Op, Schedule
 from lib.pipeline.simulate import Costs, Timeline
 from lib.pipeline.stage import Stage
-from lib.sleep import SleepLayer
 
 OPENING_S = 0.001  # the longest action of the first step, which opens the connections
 FAST_BPS = 1e15  # a link with latency only

@@ -1,0 +1,5 @@
+"""Instruments of the pages: layers that sleep, rehearsals of schedules, virtual clusters, planted mistakes, a fit.
+
+May import `lib`, all of it.
+Only pages and tests may import it: what runs on a cluster needs none of it.
+"""
