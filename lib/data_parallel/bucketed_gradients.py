@@ -160,12 +160,9 @@ class Gradients(GradientSums):
         """Send the rest of the stage's buckets after its last backward; return the sums in flight."""
         return [pending for line in self._lines for pending in line.start(stage)]
 
-    def has_sums(self) -> bool:
-        return self.arrived and any(bucket.has_sum() for bucket in self.buckets)
-
     @torch.no_grad()
     def finish(self) -> None:
-        if not self.has_sums():
+        if not (self.arrived and any(bucket.has_sum() for bucket in self.buckets)):
             self._end_lines(Progress.IDLE, Progress.SENDING)
             self.state = State.SUMMED
 

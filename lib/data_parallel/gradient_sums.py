@@ -41,9 +41,14 @@ class GradientSums:
         op: `"sum"` if losses are divided by the global count; `"mean"` if the loss of each rank is a mean over its own
             rows, equally many on each rank.
 
+    Attributes:
+        begun: whether the step's last backward has begun, so that finish() must come next.
+
     Raises:
         ValueError: unknown op, or a parameter whose gradient a different object already sums.
     """
+
+    begun: bool
 
     def __init__(self, facts: Iterable[Fact], op: str = "sum") -> None:
         if op not in ("mean", "sum"):
@@ -66,11 +71,6 @@ class GradientSums:
             "a wrapped model cannot be copied or pickled, because no rank would sum the copy's gradients: wrap a copy "
             "of its module (copy.deepcopy(model.module)), or save its state_dict"
         )
-
-    @property
-    def begun(self) -> bool:
-        """Whether the step's last backward has begun, so that finish() must come next."""
-        raise NotImplementedError
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -113,10 +113,6 @@ class GradientSums:
     def arrived(self) -> bool:
         """Whether the sums have arrived, with no backward and no step since."""
         return self.state is State.SUMMED and not self.begun
-
-    def has_sums(self) -> bool:
-        """Whether the sums have arrived, with no backward and no zero_grad() since."""
-        return self.arrived and any_gradient(self.trained)
 
     def check_summed(self, what: str) -> None:
         """Raise RuntimeError if the sums have not arrived, or a step already used them."""
@@ -183,25 +179,21 @@ class NaiveGradients(GradientSums):
 
     def __init__(self, facts: Iterable[Fact], op: str = "sum") -> None:
         super().__init__(facts, op)
-        self._own = False  # p.grad is this rank's own gradient, not yet summed
+        self.begun = False  # p.grad is this rank's own gradient, not yet summed
         for p in self.trained:
             p.register_post_accumulate_grad_hook(self._note)
 
-    @property
-    def begun(self) -> bool:
-        return self._own
-
     def _note(self, p: nn.Parameter) -> None:
         self.gradient_came(p)
-        self._own = self._own or self.syncs
+        self.begun = self.begun or self.syncs
 
     def give_up(self) -> None:
         super().give_up()
-        self._own = False
+        self.begun = False
 
     @torch.no_grad()
     def finish(self) -> None:
-        if not self.has_sums():
+        if not (self.arrived and any_gradient(self.trained)):
             self.sum_with(lambda p: comm.all_reduce(p.grad, self.facts[id(p)].sum_over, self.op))
 
     def sum_with(self, total: Callable[[nn.Parameter], Tensor | None]) -> None:
@@ -212,7 +204,7 @@ class NaiveGradients(GradientSums):
                     p.grad = torch.zeros_like(p)  # unused on this rank, perhaps used on others
                 with comm.label("gradient"):
                     p.grad = total(p)
-        self._own, self.state = False, State.SUMMED
+        self.begun, self.state = False, State.SUMMED
 
 
 def any_gradient(params: Iterable[nn.Parameter]) -> bool:

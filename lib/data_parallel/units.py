@@ -178,10 +178,8 @@ class UnitSchedule:
         """Note that a backward ended, or was given up."""
         if self._backward:
             self._catch_up(may_pass=True)
-            self._state, self.sums.held = (
-                Pass.FORWARD,
-                False,
-            )  # finish() or the next microbatch sends the held buckets
+            self._state = Pass.FORWARD
+            self.sums.held = False  # finish() or the next microbatch sends the held buckets
             for unit in self.units:  # units that backward did not reach
                 unit.inputs_open = 0
                 unit.reshard()
