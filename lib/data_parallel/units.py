@@ -64,7 +64,7 @@ class Unit:
         with comm.label("unshard"):
             for flat in self.flats:
                 flat.whole.untyped_storage().resize_(flat.whole.nbytes)
-                self._coming.append(flat.gather())
+                self._coming.append(flat.publish())
 
     def unshard(self) -> None:
         """Return when all parameters are gathered."""

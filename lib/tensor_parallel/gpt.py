@@ -12,9 +12,6 @@ which is enough for the loss (`vocab.py`). The result is still a GPT, with the s
     loss.backward()
     optimizer.step()              # any optimizer, on this rank's shards
 
-With `sequence_parallel` the gradients of layers between the pairs are partial sums over these ranks
-(`partial_gradients` of a module): `lib.parallel.facts_of` reads it, and `Gradients` sums them.
-
 Every rank must get the same tokens, and with dropout the same seed.
 
 Source: Shoeybi et al., Megatron-LM, 2019, arXiv 1909.08053, section 3; Ainslie et al., 2023, arXiv 2305.13245, on fewer

@@ -61,7 +61,11 @@ class ParallelLayer(nn.Module):
 
     def __init__(self, serial: nn.Module, group: Group, sequence_dim: int | None) -> None:
         super().__init__()
-        check_axis(group)
+        if group.axis not in ("tp", "world"):
+            raise ValueError(
+                f"this layer is sharded over tensor-parallel ranks, but got a group along {group.axis!r}: use "
+                'mesh.group("tp")'
+            )
         self.group, self.sequence_dim = group, sequence_dim
         self._take(serial)
 
@@ -271,15 +275,6 @@ class RowParallelLinear(ParallelLinear):
 
 
 # ---- wrong use ------------------------------------------------------------------------------------------------------
-
-
-def check_axis(group: Group) -> None:
-    """Raise ValueError if a group is not tensor-parallel."""
-    if group.axis not in ("tp", "world"):
-        raise ValueError(
-            f"this layer is sharded over tensor-parallel ranks, but got a group along {group.axis!r}: use "
-            'mesh.group("tp")'
-        )
 
 
 def check_first(what: str, instead: str) -> None:
