@@ -30,11 +30,6 @@ from lib.data_parallel.flat import ONE, Bucket
 from lib.data_parallel.gradient_sums import GradientSums, State, with_gradient
 from lib.facts import Fact
 
-_SECOND = (
-    "a parameter got a second gradient while its first may be in flight: between two finish() only the last backward "
-    "may run outside no_sync()"
-)
-
 
 def fill_buckets(params: list[nn.Parameter], bucket_bytes: int) -> list[list[nn.Parameter]]:
     """Split parameters into buckets: neighbours of one dtype and device, in equal shares of about `bucket_bytes`.
@@ -217,7 +212,10 @@ class _Line:
 
     def _gradient_is_there(self, bucket: Bucket, i: int, p: nn.Parameter) -> None:
         if i not in bucket.missing:
-            raise RuntimeError(_SECOND)
+            raise RuntimeError(
+                "a parameter got a second gradient while its first may be in flight: between two finish() only the "
+                "last backward may run outside no_sync()"
+            )
         self.owner.gradient_came(p)
         if not self.syncs:
             self.progress = Progress.IDLE

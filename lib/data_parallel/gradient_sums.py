@@ -18,10 +18,6 @@ from lib.clip import clip
 from lib.facts import Fact
 from lib.mesh import Group
 
-_FORGOTTEN = (
-    "a backward was not followed by finish(): p.grad still holds this rank's own gradients. "
-    "Call finish() before optimizer.step(), or wrap all but the last microbatch in no_sync()"
-)
 _summed = weakref.WeakValueDictionary()  # the parameters whose gradients are summed, by id
 
 
@@ -38,8 +34,7 @@ class GradientSums:
 
     Args:
         facts: facts of the parameters on this rank; those that need no gradient are ignored.
-        op: `"sum"` if losses are divided by the global count; `"mean"` if the loss of each rank is a mean over its own
-            rows, equally many on each rank.
+        op: `"sum"` or `"mean"`, as for `NaiveDDP`.
 
     Attributes:
         begun: whether the step's last backward has begun, so that finish() must come next.
@@ -92,7 +87,10 @@ class GradientSums:
         if not self._backward_ended:
             self.give_up()
         if self.begun:
-            raise RuntimeError(_FORGOTTEN)
+            raise RuntimeError(
+                "a backward was not followed by finish(): p.grad still holds this rank's own gradients. "
+                "Call finish() before optimizer.step(), or wrap all but the last microbatch in no_sync()"
+            )
         if self.state is State.SUMMED:
             self.state = State.IDLE
 
@@ -223,8 +221,11 @@ def with_gradient(values: object) -> list[Tensor]:
     while left:
         one = left.pop()
         is_globals = isinstance(one, dict) and "__name__" in one
-        if id(one) not in seen and not is_globals and not isinstance(one, (nn.Module, type)):
-            seen.add(id(one))
-            left += [] if isinstance(one, Tensor) else gc.get_referents(one)
-            found += [one] if isinstance(one, Tensor) and one.requires_grad else []
+        if id(one) in seen or is_globals or isinstance(one, (nn.Module, type)):
+            continue
+        seen.add(id(one))
+        if not isinstance(one, Tensor):
+            left += gc.get_referents(one)
+        elif one.requires_grad:
+            found.append(one)
     return found

@@ -120,9 +120,6 @@ class ParallelLinear(ParallelLayer):
         return f"in_features={self.in_features}, out_features={self.out_features}, {self.group.axis}, part {part}"
 
 
-# ---- column ---------------------------------------------------------------------------------------------------------
-
-
 class NaiveColumnParallelLinear(ParallelLinear):
     """x[…, D] · W[F/n, D]ᵀ → y[…, F/n]: a shard of the outputs, with their biases.
 
@@ -246,9 +243,6 @@ class _ColumnProducts(torch.autograd.Function):
             for gradient, *wanted in zip(gradients, of_used[::2], of_used[1::2], strict=True):
                 of_weights += weight_gradients(gradient, x, *wanted)
         return summing.wait() if of_x else None, None, *of_weights
-
-
-# ---- row ------------------------------------------------------------------------------------------------------------
 
 
 class RowParallelLinear(ParallelLinear):
