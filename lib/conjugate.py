@@ -21,7 +21,6 @@ al., 2022, arXiv 2205.05198, section 4.2.2 (the second pair).
 """
 
 from collections.abc import Callable
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -53,50 +52,34 @@ def pair(x: Tensor, there: Map, back: Map) -> Tensor:
 
 def identity_all_reduce(x: Tensor, group: Group) -> Tensor:
     """x[S] → [S]. forward: nothing. backward: all-reduce, 2(n−1)/n · S."""
-    return pair(x, identity, _all_reduce(group))
+    return pair(x, identity, lambda g: comm.all_reduce(g, group))
 
 
 def all_reduce_identity(x: Tensor, group: Group) -> Tensor:
     """x[S] → [S]. forward: all-reduce, 2(n−1)/n · S. backward: nothing."""
-    return pair(x, _all_reduce(group), identity)
+    return pair(x, lambda t: comm.all_reduce(t, group), identity)
 
 
 def all_gather_reduce_scatter(x: Tensor, group: Group, dim: int) -> Tensor:
     """x[S/n] → [S], concatenated along `dim`. forward: all-gather, (n−1)/n · S. backward: reduce-scatter, as much."""
-    return pair(x, _all_gather(group, dim), _reduce_scatter(group, dim))
+    return pair(x, lambda t: comm.all_gather(t, group, dim), lambda g: comm.reduce_scatter(g, group, dim))
 
 
 def reduce_scatter_all_gather(x: Tensor, group: Group, dim: int) -> Tensor:
     """x[S] → [S/n], split along `dim`. forward: reduce-scatter, (n−1)/n · S. backward: all-gather, the same bytes."""
-    return pair(x, _reduce_scatter(group, dim), _all_gather(group, dim))
+    return pair(x, lambda t: comm.reduce_scatter(t, group, dim), lambda g: comm.all_gather(g, group, dim))
 
 
 def split_all_gather(x: Tensor, group: Group, dim: int) -> Tensor:
     """x[S] → [S/n], split along `dim`. forward: nothing to send. backward: all-gather, (n−1)/n · S."""
-    return pair(x, _split(group, dim), _all_gather(group, dim))
+    return pair(x, lambda t: shard(t, Shard(dim), group), lambda g: comm.all_gather(g, group, dim))
 
 
 def all_gather_split(x: Tensor, group: Group, dim: int) -> Tensor:
     """x[S/n] → [S], concatenated along `dim`. forward: all-gather, (n−1)/n · S. backward: nothing to send."""
-    return pair(x, _all_gather(group, dim), _split(group, dim))
+    return pair(x, lambda t: comm.all_gather(t, group, dim), lambda g: shard(g, Shard(dim), group))
 
 
 def identity(x: Tensor) -> Tensor:
     """A new tensor that shares the memory of x."""
     return x.view_as(x)
-
-
-def _all_reduce(group: Group) -> Map:
-    return partial(comm.all_reduce, group=group)
-
-
-def _all_gather(group: Group, dim: int) -> Map:
-    return partial(comm.all_gather, group=group, dim=dim)
-
-
-def _reduce_scatter(group: Group, dim: int) -> Map:
-    return partial(comm.reduce_scatter, group=group, dim=dim)
-
-
-def _split(group: Group, dim: int) -> Map:
-    return partial(shard, placement=Shard(dim), group=group)

@@ -3,10 +3,10 @@
 The problem: every technique of this book saves memory. The size of the process does not show it (the allocator keeps
 freed memory), and a sum of `p.numel()` shows only the parameters. Activations are larger, and soon freed.
 The idea: memory belongs to *storages*, which tensors only reference: a view and an in-place result share the storage of
-their source. A `TorchDispatchMode` intercepts each operation; every storage is counted once, and a weak reference
-reports when it is freed. The *kind* of a storage is looked up, not stored: storages that parameters, their `.grad` or
-optimizer state reference *now* have that kind; all others are activations. Gradients that are views of a bucket, flat
-parameters, tied weights and state made in the first step therefore need no special case.
+their source. A `TorchDispatchMode` intercepts each operation, and every storage is counted once while it lives. The
+*kind* of a storage is looked up, not stored: storages that parameters, their `.grad` or optimizer state reference *now*
+have that kind; all others are activations. Gradients that are views of a bucket, flat parameters, tied weights and
+state made in the first step therefore need no special case.
 
 Counted: full storages, in bytes, on all devices together; a storage without owner that existed before (the batch) from
 the first operation that uses it. Not counted: memory that a kernel allocates and frees inside one operation
@@ -18,8 +18,7 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, MutableMapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -40,12 +39,6 @@ class Phase:
     start_s: float
     end_s: float
     peak: Usage
-
-
-class _Counted(weakref.ref):
-    """A weak reference to a storage: its `id`, its counted bytes, and its kind if that was given."""
-
-    __slots__ = ("key", "bytes", "kind", "is_real")
 
 
 class MemoryTracker(TorchDispatchMode):
@@ -84,12 +77,8 @@ class MemoryTracker(TorchDispatchMode):
         self.start_s = time.perf_counter()
         self.timeline: list[tuple[float, Usage]] = []
         self.phases: list[Phase] = []
-        self.peak = self.peak_by_kind = _nothing()
-        self._total = 0
-        self._storages: dict[int, _Counted] = {}
-        self._dead: deque[_Counted] = deque()
-        self._told: dict[int, _Counted] = {}
-        self._latest, self._marks_then = _nothing(), [-1]  # usage and addresses of all owners at the last look
+        self.peak = self.peak_by_kind = dict.fromkeys((*KINDS, "total"), 0)
+        self._known: MutableMapping[torch.UntypedStorage, str | None] = weakref.WeakKeyDictionary()  # kind, if given
         self._open_phases: list[Phase] = []
         self._modules: list[weakref.ref[nn.Module]] = []
         self._parameters: list[weakref.ref[Tensor]] = []
@@ -118,39 +107,21 @@ class MemoryTracker(TorchDispatchMode):
         if kind not in KINDS:
             raise ValueError(f"there is no kind {kind!r}; use one of {', '.join(KINDS)}")
         for storage in _storages(tensors):
-            counted = self._told[id(storage)] = self._count(storage)
-            counted.kind = kind
+            self._known[storage] = kind
 
     @property
     def live(self) -> Usage:
         """Bytes that are allocated now, by kind."""
-        return self._quickly() or self._look_at_all()
-
-    def _look_at_all(self) -> Usage:
-        self._forget_the_dead()
-        for storage in _alive(self._storages.values()):
-            self._count(storage)  # storage.resize_(0), which frees a gathered buffer, is not an operation
-        usage = _nothing()
-        for counted in self._told.values():
-            usage[counted.kind] += counted.bytes
-        seen = set(self._told)
+        kinds = dict(self._known.items())
         for kind, tensors in self._owned():
             for storage in _storages(tensors):
-                usage[kind] += 0 if id(storage) in seen else self._count(storage).bytes
-                seen.add(id(storage))
-        self._latest, self._marks_then = usage, self._marks()
-        return self._with_total(usage)
-
-    def _with_total(self, usage: Usage) -> Usage:
-        owned = usage["parameter"] + usage["gradient"] + usage["optimizer"]
-        return usage | {"activation": self._total - owned, "total": self._total}
-
-    def _marks(self) -> list[int]:
-        """Addresses and sizes of all owned tensors: while they do not change, only the total does."""
-        parameters, own, buffers, values = self._held()
-        gradients = [0 if (grad := p.grad) is None else _place(grad) for p in parameters + own]
-        state = [len(value) if isinstance(value, list) else 1 for value in values]
-        return [*map(_place, parameters + own + buffers), *gradients, len(self._told), sum(state)]
+                if storage not in kinds:
+                    self._known[storage] = None  # it still counts when it has no owner
+                kinds[storage] = kinds.get(storage) or kind
+        usage = dict.fromkeys(KINDS, 0)
+        for storage, kind in kinds.items():
+            usage[kind or "activation"] += storage.nbytes()  # 0 after resize_(0), which frees a gathered buffer
+        return usage | {"total": sum(usage.values())}
 
     @contextmanager
     def phase(self, name: str) -> Iterator[Phase]:
@@ -183,47 +154,20 @@ class MemoryTracker(TorchDispatchMode):
             return NotImplemented  # a wrapper such as DTensor calls again, with its inner tensors
         result = func(*args, **(kwargs or {}))
         for storage in _storages(_tensors((args, list((kwargs or {}).values()), result))):
-            self._count(storage)
+            self._known.setdefault(storage)
         self._sample()
         return result
 
-    def _count(self, storage: torch.UntypedStorage) -> _Counted:
-        """Add a storage to the total if it is new, or the difference if its size changed."""
-        counted = self._storages.get(id(storage))
-        if counted is None or counted() is not storage:  # new, or its id belonged to a freed storage
-            counted = self._storages[id(storage)] = _Counted(storage, self._dead.append)
-            counted.key, counted.bytes, counted.kind = id(storage), 0, None
-            counted.is_real = storage.device.type != "meta"
-        size_bytes = storage.nbytes() if counted.is_real else 0
-        if size_bytes != counted.bytes:
-            self._total += size_bytes - counted.bytes
-            counted.bytes = size_bytes
-        return counted
-
-    def _forget_the_dead(self) -> None:
-        """Subtract freed storages. The callback of a weakref cannot: it runs at any time, on any thread."""
-        while self._dead:
-            counted = self._dead.popleft()
-            self._total -= counted.bytes
-            for known in (self._storages, self._told):
-                if known.get(counted.key) is counted:
-                    del known[counted.key]
-
-    def _held(self) -> tuple[list[Tensor], list[Tensor], list[Tensor], list[Any]]:
-        """Parameters of models, those that only optimizers have, buffers, and the values of optimizer states."""
+    def _owned(self) -> Iterator[tuple[str, list[Tensor]]]:
+        """All owned tensors, by kind; a storage has the first kind yielded for it."""
         modules, optimizers = _alive(self._modules), _alive(self._optimizers)
         models = {id(p): p for module in modules for p in module._parameters.values() if p is not None}
         models |= {id(p): p for p in _alive(self._parameters)}  # also shards, while gathered parameters replace them
-        own = {id(p): p for o in optimizers for group in o.param_groups for p in group["params"]}
-        buffers = [b for module in modules for b in module._buffers.values() if b is not None]
+        stepped = {id(p): p for o in optimizers for group in o.param_groups for p in group["params"]}
+        own = [p for key, p in stepped.items() if key not in models]
+        yield "parameter", [*models.values(), *(b for one in modules for b in one._buffers.values() if b is not None)]
+        yield "gradient", [grad for p in (*models.values(), *own) if (grad := p.grad) is not None]
         values = [value for o in optimizers for entry in o.state.values() for value in entry.values()]
-        return list(models.values()), [p for key, p in own.items() if key not in models], buffers, values
-
-    def _owned(self) -> Iterator[tuple[str, list[Tensor]]]:
-        """All owned tensors, by kind; a storage has the first kind yielded for it."""
-        parameters, own, buffers, values = self._held()
-        yield "parameter", parameters + buffers
-        yield "gradient", [grad for p in parameters + own if (grad := p.grad) is not None]
         yield "optimizer", [*own, *_tensors(values)]  # LBFGS keeps lists of tensors
 
     def _sample(self) -> None:
@@ -234,31 +178,12 @@ class MemoryTracker(TorchDispatchMode):
             for one in (self, *self._open_phases):
                 one.peak = max(one.peak, usage, key=lambda usage: usage["total"])
 
-    def _quickly(self) -> Usage | None:
-        """Current usage, if no owner gained or lost a tensor since the last full look; else None."""
-        self._forget_the_dead()
-        for counted in self._storages.values():
-            storage = counted()
-            if storage is None or counted.bytes != storage.nbytes() and counted.is_real:
-                return None
-        return self._with_total(self._latest) if self._marks() == self._marks_then else None
-
     def _now_s(self) -> float:
         return time.perf_counter() - self.start_s
 
 
 def _alive(refs: Iterable[weakref.ref]) -> list[Any]:
     return [thing for ref in refs if (thing := ref()) is not None]
-
-
-def _place(tensor: Tensor) -> int:
-    """A value that changes if the tensor references a different storage."""
-    plain = type(tensor) is Tensor or type(tensor) is nn.Parameter
-    return tensor.data_ptr() if plain and tensor.layout is torch.strided else id(tensor)
-
-
-def _nothing() -> Usage:
-    return dict.fromkeys((*KINDS, "total"), 0)
 
 
 def _tensors(values: Any) -> Iterator[Tensor]:
@@ -271,11 +196,11 @@ def _tensors(values: Any) -> Iterator[Tensor]:
 
 
 def _storages(tensors: Iterable[Tensor]) -> Iterator[torch.UntypedStorage]:
-    """The storages of tensors: several of one that wraps others, none of one that is sparse."""
+    """The storages of tensors: several of one that wraps others, none of one that is sparse or meta."""
     for tensor in tensors:
         plain = type(tensor) is Tensor or type(tensor) is nn.Parameter  # checked first: the other check is slow
         if not plain and is_traceable_wrapper_subclass(tensor):
             names, _ = tensor.__tensor_flatten__()
             yield from _storages(_tensors([getattr(tensor, name) for name in names]))
-        elif tensor.layout is torch.strided:
-            yield tensor.untyped_storage()
+        elif tensor.layout is torch.strided and (storage := tensor.untyped_storage()).device.type != "meta":
+            yield storage

@@ -3,13 +3,8 @@
 The problem: "the activation" becomes ambiguous. Every rank may hold all of it, a shard, or a partial sum, and all three
 are plain tensors: no error is raised if you add a shard to a full tensor.
 The idea: three placements, with the names of PyTorch's DTensor, and two functions. `shard` takes this rank's shard of a
-full tensor, `unshard` recovers the full tensor.
-
-    Replicate()   the full tensor on every rank
-    Shard(dim)    split along `dim`, shard r on rank r
-    Partial()     a partial sum on each rank; the tensor is their sum
-
-A fused weight, such as the projection of queries, keys and values, is split section by section: `Fused`.
+full tensor, `unshard` recovers the full tensor. A fused weight, such as the projection of queries, keys and values, is
+split section by section: `Fused`.
 """
 
 from dataclasses import dataclass

@@ -131,18 +131,15 @@ def assert_matches_serial(
     wanted = {"output": out.detach()} | {f"gradient of {name}": g for name, g in gradients(serial).items()}
     got = {"output": unshard(out_part, to, group)}
     partial = {id(getattr(m, name)) for m in parallel.modules() for name in getattr(m, "partial_gradients", ())}
-    tied = set()
-    for name, (p, placement) in parts(parallel).items():
-        if p.grad is not None and id(p) not in tied:
-            tied.add(id(p))
-            got[f"gradient of {name}"] = unshard(p.grad, Partial() if id(p) in partial else placement, group)
+    placed = parts(parallel)
+    for name, gradient in gradients(parallel).items():
+        p, placement = placed[name]
+        got[f"gradient of {name}"] = unshard(gradient, Partial() if id(p) in partial else placement, group)
     if x.grad is not None:
         wanted["gradient of the input"], got["gradient of the input"] = x.grad, unshard(part.grad, of, group)
-    apart = {
-        name: largest_difference({name: got[name]}, {name: want}) for name, want in wanted.items() if name in got
-    }
     if got.keys() != wanted.keys():
         raise AssertionError(f"only in one of the two: {', '.join(sorted(got.keys() ^ wanted.keys()))}")
+    apart = {name: largest_difference({name: got[name]}, {name: want}) for name, want in wanted.items()}
     worst = max(apart, key=lambda name: (math.isnan(apart[name]), apart[name]))  # max alone may drop NaN
     if not apart[worst] <= rel:
         raise AssertionError(f"{worst} is {apart[worst]:.2g} of its norm away from the serial tensor")

@@ -30,11 +30,6 @@ from lib.data_parallel.flat import ONE, Bucket
 from lib.data_parallel.gradient_sums import GradientSums, State, with_gradient
 from lib.facts import Fact
 
-_SECOND = (
-    "a parameter got a second gradient while its first may be in flight: between two finish() only the last backward "
-    "may run outside no_sync()"
-)
-
 
 def fill_buckets(params: list[nn.Parameter], bucket_bytes: int) -> list[list[nn.Parameter]]:
     """Split parameters into buckets: neighbours of one dtype and device, in equal shares of about `bucket_bytes`.
@@ -160,12 +155,9 @@ class Gradients(GradientSums):
         """Send the rest of the stage's buckets after its last backward; return the sums in flight."""
         return [pending for line in self._lines for pending in line.start(stage)]
 
-    def has_sums(self) -> bool:
-        return self.arrived and any(bucket.has_sum() for bucket in self.buckets)
-
     @torch.no_grad()
     def finish(self) -> None:
-        if not self.has_sums():
+        if not (self.arrived and any(bucket.has_sum() for bucket in self.buckets)):
             self._end_lines(Progress.IDLE, Progress.SENDING)
             self.state = State.SUMMED
 
@@ -220,7 +212,10 @@ class _Line:
 
     def _gradient_is_there(self, bucket: Bucket, i: int, p: nn.Parameter) -> None:
         if i not in bucket.missing:
-            raise RuntimeError(_SECOND)
+            raise RuntimeError(
+                "a parameter got a second gradient while its first may be in flight: between two finish() only the "
+                "last backward may run outside no_sync()"
+            )
         self.owner.gradient_came(p)
         if not self.syncs:
             self.progress = Progress.IDLE

@@ -32,19 +32,17 @@ class DataParallel(nn.Module):
         module, group: the module on this rank, and the data-parallel ranks.
         gradients: sums the gradients of the module over the group.
         counts_over: ranks that shard the summed gradients. Default: each rank holds all of them.
+
+    Attributes:
+        trained: the parameters that get a gradient; a tied parameter once.
     """
 
     def __init__(
         self, module: nn.Module, group: Group, gradients: GradientSums, counts_over: Group | None = None
     ) -> None:
         super().__init__()
-        self.module, self.group, self.gradients = module, group, gradients
+        self.module, self.group, self.gradients, self.trained = module, group, gradients, gradients.trained
         self._counts_over = counts_over
-
-    @property
-    def trained(self) -> list[nn.Parameter]:
-        """The parameters that get a gradient; a tied parameter once."""
-        return self.gradients.trained
 
     @property
     def buckets(self) -> list:

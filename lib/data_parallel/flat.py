@@ -291,13 +291,9 @@ class Flat:
         # Autograd does not see what an all-gather writes: a backward through the old values shall fail.
         increment_version([p for p in self.params if p.requires_grad])
 
-    def gather(self) -> comm.Pending:
-        """Start to all-gather the shards into `whole`."""
+    def publish(self) -> comm.Pending:
+        """Start to all-gather the shards into `whole`, which is allocated."""
         return comm.all_gather_start(self.shard, self.group, out=self.whole)
-
-    def publish(self) -> comm.Pending | None:
-        """All-gather the new parameters, unless `whole` is freed: then they are gathered before their next use."""
-        return self.gather() if self.whole_stays else None
 
 
 def cast_frozen(module: nn.Module, trained: Set[torch.dtype], dtype: torch.dtype | None) -> None:

@@ -9,8 +9,6 @@ and meanwhile the next is prefetched (`units.py`).
     backward   for each unit, from the last: unshard, compute, reduce-scatter its gradients, reshard
     step       on the shard. Nothing to send.
 
-Each rank sends 3(n−1)/n · Ψ elements: all parameters twice, all gradients once.
-
 PyTorch calls it FSDP. Use it like the other stages:
 
     model = FSDP(GPT(config), group, partial(torch.optim.AdamW, lr=3e-4))
@@ -44,8 +42,8 @@ class FSDP(Sharded):
     """Parameters, gradients and optimizer state sharded.
 
     forward: one all-gather per unit. backward: one all-gather and one reduce-scatter per unit. step: nothing. Together
-    3(n−1)/n · Ψ elements per rank (and padding, less than n per unit); 2(n−1)/n · Ψ if units stay unsharded from
-    forward to backward.
+    3(n−1)/n · Ψ elements per rank, all parameters twice and all gradients once (and padding, less than n per unit);
+    2(n−1)/n · Ψ if units stay unsharded from forward to backward.
 
     A rank keeps 1/n of all model states: 16Ψ/n bytes with Adam, in float32 or in bfloat16 with master weights. While it
     computes, it also holds three unsharded units (the root, the current unit and the next) and the gradients of one. A
@@ -93,7 +91,7 @@ class FSDP(Sharded):
         root, *others = made
         buckets = [unit.flats[0] for unit in (*others[::-1], root) if unit.trained]
         # Sums have a separate lane: they start when gradients exist, independent of the gather of the next unit.
-        facts = list(replicas(module, second_lane(group), group.size))
+        facts = replicas(module, second_lane(group), group.size)
         gradients = Gradients(facts, op, each=True, one_at_a_time=True, buckets=buckets)
         super().__init__(module, group, gradients, optimizer, [flat for unit in made for flat in unit.flats])
         self.units, self._schedule = made, UnitSchedule(made, reshard_after_forward, prefetch, gradients)

@@ -18,10 +18,6 @@ from lib.clip import clip
 from lib.facts import Fact
 from lib.mesh import Group
 
-_FORGOTTEN = (
-    "a backward was not followed by finish(): p.grad still holds this rank's own gradients. "
-    "Call finish() before optimizer.step(), or wrap all but the last microbatch in no_sync()"
-)
 _summed = weakref.WeakValueDictionary()  # the parameters whose gradients are summed, by id
 
 
@@ -38,12 +34,16 @@ class GradientSums:
 
     Args:
         facts: facts of the parameters on this rank; those that need no gradient are ignored.
-        op: `"sum"` if losses are divided by the global count; `"mean"` if the loss of each rank is a mean over its own
-            rows, equally many on each rank.
+        op: `"sum"` or `"mean"`, as for `NaiveDDP`.
+
+    Attributes:
+        begun: whether the step's last backward has begun, so that finish() must come next.
 
     Raises:
         ValueError: unknown op, or a parameter whose gradient a different object already sums.
     """
+
+    begun: bool
 
     def __init__(self, facts: Iterable[Fact], op: str = "sum") -> None:
         if op not in ("mean", "sum"):
@@ -67,11 +67,6 @@ class GradientSums:
             "of its module (copy.deepcopy(model.module)), or save its state_dict"
         )
 
-    @property
-    def begun(self) -> bool:
-        """Whether the step's last backward has begun, so that finish() must come next."""
-        raise NotImplementedError
-
     @contextmanager
     def no_sync(self) -> Iterator[None]:
         """Backward inside only adds to p.grad: for all microbatches of a step but the last."""
@@ -92,7 +87,10 @@ class GradientSums:
         if not self._backward_ended:
             self.give_up()
         if self.begun:
-            raise RuntimeError(_FORGOTTEN)
+            raise RuntimeError(
+                "a backward was not followed by finish(): p.grad still holds this rank's own gradients. "
+                "Call finish() before optimizer.step(), or wrap all but the last microbatch in no_sync()"
+            )
         if self.state is State.SUMMED:
             self.state = State.IDLE
 
@@ -113,10 +111,6 @@ class GradientSums:
     def arrived(self) -> bool:
         """Whether the sums have arrived, with no backward and no step since."""
         return self.state is State.SUMMED and not self.begun
-
-    def has_sums(self) -> bool:
-        """Whether the sums have arrived, with no backward and no zero_grad() since."""
-        return self.arrived and any_gradient(self.trained)
 
     def check_summed(self, what: str) -> None:
         """Raise RuntimeError if the sums have not arrived, or a step already used them."""
@@ -183,25 +177,21 @@ class NaiveGradients(GradientSums):
 
     def __init__(self, facts: Iterable[Fact], op: str = "sum") -> None:
         super().__init__(facts, op)
-        self._own = False  # p.grad is this rank's own gradient, not yet summed
+        self.begun = False  # p.grad is this rank's own gradient, not yet summed
         for p in self.trained:
             p.register_post_accumulate_grad_hook(self._note)
 
-    @property
-    def begun(self) -> bool:
-        return self._own
-
     def _note(self, p: nn.Parameter) -> None:
         self.gradient_came(p)
-        self._own = self._own or self.syncs
+        self.begun = self.begun or self.syncs
 
     def give_up(self) -> None:
         super().give_up()
-        self._own = False
+        self.begun = False
 
     @torch.no_grad()
     def finish(self) -> None:
-        if not self.has_sums():
+        if not (self.arrived and any_gradient(self.trained)):
             self.sum_with(lambda p: comm.all_reduce(p.grad, self.facts[id(p)].sum_over, self.op))
 
     def sum_with(self, total: Callable[[nn.Parameter], Tensor | None]) -> None:
@@ -212,7 +202,7 @@ class NaiveGradients(GradientSums):
                     p.grad = torch.zeros_like(p)  # unused on this rank, perhaps used on others
                 with comm.label("gradient"):
                     p.grad = total(p)
-        self._own, self.state = False, State.SUMMED
+        self.begun, self.state = False, State.SUMMED
 
 
 def any_gradient(params: Iterable[nn.Parameter]) -> bool:
@@ -231,8 +221,11 @@ def with_gradient(values: object) -> list[Tensor]:
     while left:
         one = left.pop()
         is_globals = isinstance(one, dict) and "__name__" in one
-        if id(one) not in seen and not is_globals and not isinstance(one, (nn.Module, type)):
-            seen.add(id(one))
-            left += [] if isinstance(one, Tensor) else gc.get_referents(one)
-            found += [one] if isinstance(one, Tensor) and one.requires_grad else []
+        if id(one) in seen or is_globals or isinstance(one, (nn.Module, type)):
+            continue
+        seen.add(id(one))
+        if not isinstance(one, Tensor):
+            left += gc.get_referents(one)
+        elif one.requires_grad:
+            found.append(one)
     return found

@@ -64,7 +64,7 @@ class Unit:
         with comm.label("unshard"):
             for flat in self.flats:
                 flat.whole.untyped_storage().resize_(flat.whole.nbytes)
-                self._coming.append(flat.gather())
+                self._coming.append(flat.publish())
 
     def unshard(self) -> None:
         """Return when all parameters are gathered."""
@@ -178,10 +178,8 @@ class UnitSchedule:
         """Note that a backward ended, or was given up."""
         if self._backward:
             self._catch_up(may_pass=True)
-            self._state, self.sums.held = (
-                Pass.FORWARD,
-                False,
-            )  # finish() or the next microbatch sends the held buckets
+            self._state = Pass.FORWARD
+            self.sums.held = False  # finish() or the next microbatch sends the held buckets
             for unit in self.units:  # units that backward did not reach
                 unit.inputs_open = 0
                 unit.reshard()

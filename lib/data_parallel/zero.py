@@ -37,8 +37,6 @@ from lib.facts import Fact
 from lib.mesh import Group
 from lib.placement import check_apart
 
-# ---- full parameters ------------------------------------------------------------------------------------------------
-
 
 class NaiveZeRO1(DataParallel):
     """ZeRO-1 with full parameters: only the owner of a parameter keeps its optimizer state and steps it.
@@ -92,9 +90,6 @@ def share_out(sizes: Sequence[int], n: int) -> list[int]:
         owners[i] = held.index(min(held))
         held[owners[i]] += sizes[i]
     return owners
-
-
-# ---- shards of flat parameters --------------------------------------------------------------------------------------
 
 
 class Sharded(DataParallel, StateDicts, ShardedOptimizer):

@@ -12,9 +12,6 @@ which is enough for the loss (`vocab.py`). The result is still a GPT, with the s
     loss.backward()
     optimizer.step()              # any optimizer, on this rank's shards
 
-With `sequence_parallel` the gradients of layers between the pairs are partial sums over these ranks
-(`partial_gradients` of a module): `lib.parallel.facts_of` reads it, and `Gradients` sums them.
-
 Every rank must get the same tokens, and with dropout the same seed.
 
 Source: Shoeybi et al., Megatron-LM, 2019, arXiv 1909.08053, section 3; Ainslie et al., 2023, arXiv 2305.13245, on fewer
@@ -70,13 +67,14 @@ def tensor_parallel(model: Model, group: Group, sequence_parallel: bool = False,
     how = {"agreed": True, "sequence_dim": SEQUENCE_DIM if sequence_parallel else None}
     before = dict(model.named_parameters(remove_duplicate=False))
     for module in list(model.modules()):
+        if isinstance(module, (Embed, Attention, MLP)):
+            module.dropout = dropout(module.dropout.p, group, sequence_parallel)
         match module:
             case Embed():
                 module.token = VocabParallelEmbedding.from_serial(module.token, group, **how)
                 if sequence_parallel and module.position is not None:
                     module.position = SlicedPositions(module.position, group)
                     see_slices(module.position)
-                module.dropout = dropout(module.dropout.p, group, sequence_parallel)
             case Attention():
                 heads, copies = module.heads, copies_of_heads(module.heads, group)
                 rows = Fused(0, tuple(heads.widths), (1, copies, copies))
@@ -84,13 +82,11 @@ def tensor_parallel(model: Model, group: Group, sequence_parallel: bool = False,
                 heads.widths, heads.recompute = module.qkv.widths, recomputed if again == "selective" else None
                 module.heads = OwnDropout(heads, group)
                 module.out = RowParallelLinear.from_serial(module.out, group, **how)
-                module.dropout = dropout(module.dropout.p, group, sequence_parallel)
             case MLP():
                 width = module.down.in_features
                 rows = Shard(0) if module.up.out_features == width else Fused(0, (width, width), (1, 1))  # gate, up
                 module.up = ColumnParallelLinear.from_serial(module.up, group, rows=rows, **how)
                 module.down = RowParallelLinear.from_serial(module.down, group, **how)
-                module.dropout = dropout(module.dropout.p, group, sequence_parallel)
             case Block():
                 module.recompute = recomputed if again == "full" else None
                 if sequence_parallel:

@@ -61,7 +61,11 @@ class ParallelLayer(nn.Module):
 
     def __init__(self, serial: nn.Module, group: Group, sequence_dim: int | None) -> None:
         super().__init__()
-        check_axis(group)
+        if group.axis not in ("tp", "world"):
+            raise ValueError(
+                f"this layer is sharded over tensor-parallel ranks, but got a group along {group.axis!r}: use "
+                'mesh.group("tp")'
+            )
         self.group, self.sequence_dim = group, sequence_dim
         self._take(serial)
 
@@ -114,9 +118,6 @@ class ParallelLinear(ParallelLayer):
     def extra_repr(self) -> str:
         part = list(self.weight.shape)
         return f"in_features={self.in_features}, out_features={self.out_features}, {self.group.axis}, part {part}"
-
-
-# ---- column ---------------------------------------------------------------------------------------------------------
 
 
 class NaiveColumnParallelLinear(ParallelLinear):
@@ -244,9 +245,6 @@ class _ColumnProducts(torch.autograd.Function):
         return summing.wait() if of_x else None, None, *of_weights
 
 
-# ---- row ------------------------------------------------------------------------------------------------------------
-
-
 class RowParallelLinear(ParallelLinear):
     """x[…, D/n] · W[F, D/n]ᵀ → a partial y, summed over the ranks → y[…, F]. The bias is added once, to the sum.
 
@@ -271,15 +269,6 @@ class RowParallelLinear(ParallelLinear):
 
 
 # ---- wrong use ------------------------------------------------------------------------------------------------------
-
-
-def check_axis(group: Group) -> None:
-    """Raise ValueError if a group is not tensor-parallel."""
-    if group.axis not in ("tp", "world"):
-        raise ValueError(
-            f"this layer is sharded over tensor-parallel ranks, but got a group along {group.axis!r}: use "
-            'mesh.group("tp")'
-        )
 
 
 def check_first(what: str, instead: str) -> None:

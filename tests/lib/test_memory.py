@@ -201,6 +201,8 @@ def test_parameters_that_are_views_of_a_flat_buffer_that_comes_and_goes():
     shard = torch.arange(10.0)
     with MemoryTracker(model) as memory:
         memory.count_as("parameter", shard)
+        optimizer = torch.optim.SGD([nn.Parameter(shard[:6])])
+        memory.watch(optimizer)  # the first kind that fits counts
         assert memory.live == usage(18 * 4 + 10 * 4)
         flat = torch.zeros(20)
         model.weight.data, model.bias.data = flat[:15].view(3, 5), flat[15:18]
