@@ -150,12 +150,10 @@ def block_calls(shape: ModelShape, rows: int, itemsize: int, tp: int, recompute:
     x = rows * shape.context * shape.d_model * itemsize
     of_x = block_collectives(recompute, early_stop=True, **how)
     calls = Counter({(kind, x): times for kind, times in of_x.items()})
-    heads = shape.num_kv_heads or shape.num_heads
-    if heads < tp:
-        of_heads = 2 * heads * shape.d_head * itemsize
-        calls += Counter(
-            {("all_reduce", of_heads * shape.d_model): 1, ("all_reduce", of_heads): int(shape.biases != "none")}
-        )
+    if (shape.num_kv_heads or shape.num_heads) < tp:
+        of_heads = 2 * shape.d_kv * itemsize
+        biases = [("all_reduce", of_heads)] * (shape.biases != "none")
+        calls.update([("all_reduce", of_heads * shape.d_model), *biases])
     return calls
 
 

@@ -199,8 +199,7 @@ def layer_sends(plan: Plan, place: int) -> Sends:
                 if layer == plan.shape.num_layers:
                     calls += head_calls(*sizes, **slices, regather=regather)
                 else:
-                    how = {"regather": regather, "recompute": layout.recompute}
-                    calls += block_calls(*sizes, layout.tp, **slices, **how)
+                    calls += block_calls(*sizes, layout.tp, layout.recompute, **slices, regather=regather)
             for (kind, payload), n in calls.items():
                 yield kind, "tp", layout.tp, payload, microbatches * n
 
