@@ -18,6 +18,8 @@ const modelConfig = (tables, presets) => {
   const isOff = (value) => off.includes(text(value).toLowerCase());
   const plain = (key) => key.replaceAll("-", "_").toLowerCase();
   const noEffect = new RegExp(`(^|\\.)(${table.no_effect.trim().split(/\s+/).join("|")})`);
+  const [sizes, switches] = [table.sizes, table.switches].map((of) =>
+    Object.entries(of).flatMap(([field, keys]) => keys.map((key) => [key, field])));
   const isObject = (value) => typeof value === "object" && value !== null && !Array.isArray(value);
 
   const family = (kind) => {
@@ -40,7 +42,7 @@ const modelConfig = (tables, presets) => {
     for (const [key, value] of Object.entries(config)) {
       if (isOff(value) || noEffect.test(plain(key))) continue;
       const said = `${plain(key)} ${text(value)}`.toLowerCase();
-      const why = Object.entries(table.not_modelled).find(([part]) => said.includes(part))?.[1] ?? "";
+      const why = Object.entries(table.not_modelled).find(([pattern]) => new RegExp(pattern).test(said))?.[1] ?? "";
       const shown = typeof value === "object" || typeof value === "boolean" ? key : `${key} ${text(value)}`;
       keys.set(why, [...(keys.get(why) ?? []), shown]);
     }
@@ -52,23 +54,23 @@ const modelConfig = (tables, presets) => {
 
   // The sizes as the planner takes them, and notes: what gave which size, and what was not understood.
   const read = (said, tokens) => {
-    const config = parsed(said), { sizes, switches } = table;
+    const config = parsed(said);
     for (const [key, value] of Object.entries(config))
-      for (const [part, why] of Object.entries(refused))
-        if (key.replaceAll("-", "_").includes(part) && ![...off, "1"].includes(text(value).toLowerCase()))
+      for (const [pattern, why] of Object.entries(refused))
+        if (new RegExp(pattern).test(key.replaceAll("-", "_")) && ![...off, "1"].includes(text(value).toLowerCase()))
           throw new Error(`${key} ${text(value)} is not modelled; ${why}`);
     const kind = config.model_type;
     if (typeof kind !== "string" || !Object.hasOwn(table.families, kind))
       throw new Error(`model_type ${written(kind)} is not known; known are ${Object.keys(table.families).join(", ")}`);
     const { apart, ...ofFamily } = family(kind), found = {};
-    for (const [key, field] of Object.entries(sizes)) {
+    for (const [key, field] of sizes) {
       const value = config[key] ?? null;
       if (value === null) continue;
       if (!Number.isSafeInteger(value) || value < 1)
         throw new Error(`${key}=${written(value)} must be a whole number of at least 1`);
       found[field] = [value, key];
     }
-    for (const [key, field] of Object.entries(switches)) {
+    for (const [key, field] of switches) {
       const value = config[key] ?? null;
       if (value === null) continue;
       if (!["boolean", "number"].includes(typeof value))
@@ -79,10 +81,10 @@ const modelConfig = (tables, presets) => {
       found.biases = isTrue(config.mlp_bias) ? ["all", "mlp_bias"] : ["qkv", "attention_bias"];
     const given = { ...ofFamily };
     for (const [field, [value]] of Object.entries(found)) given[field] = value;
-    const lacks = [...new Set(Object.values(sizes))].slice(0, -2).filter((field) => !(field in given));
+    const lacks = Object.entries(table.sizes).slice(0, -2).filter(([field]) => !(field in given));
     if (lacks.length) {
-      const ways = (one) => Object.keys(sizes).filter((key) => sizes[key] === one).join(" or ");
-      throw new Error(`it lacks ${lacks.map(ways).join(", ")}, without which the size of a ${kind} model is not known`);
+      const ways = lacks.map(([, keys]) => keys.join(" or ")).join(", ");
+      throw new Error(`it lacks ${ways}, without which the size of a ${kind} model is not known`);
     }
     const most = given.context, context = tokens || Math.min(most, usualTokens);
     const shape = { ...fields, ...given, context };
@@ -98,7 +100,7 @@ const modelConfig = (tables, presets) => {
     notes.push(`${rest.map((field) => `${field} ${text(shape[field])}`).join(", ")}: of model_type ${kind}`);
     notes.push(`context ${context}: ${tokens ? "--seq" : "a default"}; the config has a maximum, ${most}`);
     if (apart) notes.push(`not counted: ${apart}`);
-    const others = Object.fromEntries(Object.entries(config).filter(([key]) => !Object.hasOwn(sizes, key)));
+    const others = Object.fromEntries(Object.entries(config).filter(([key]) => !sizes.some(([size]) => size === key)));
     if (config.use_sliding_window === false) delete others.sliding_window;
     const kinds = text(config.layer_types).match(/\w+/g) ?? [];
     if (kinds.length && kinds.every((one) => one === "full_attention")) delete others.layer_types;
@@ -111,7 +113,7 @@ const modelConfig = (tables, presets) => {
   const shortened = (said) => {
     const kept = ["model_type", "attention_bias", "mlp_bias", "use_sliding_window", "layer_types"];
     const counts = (key, value) =>
-      [table.sizes, table.switches].some((of) => Object.hasOwn(of, key)) ? value !== null
+      [...sizes, ...switches].some(([one]) => one === key) ? value !== null
         : kept.includes(key) || !(isOff(value) || noEffect.test(plain(key)));
     const short = ([key, value]) => [key, typeof value === "object" && value && !kept.includes(key) ? true : value];
     return JSON.stringify(Object.fromEntries(

@@ -19,11 +19,7 @@ Calls = Counter[tuple[str, int]]  # (kind, payload bytes) → how often
 # link carries. Then the number of messages in sequence.
 _HALF = (lambda n: (n - 1) / n, lambda n: (n - 1) / n, lambda n: n - 1)
 _CHAIN = (lambda n: (n - 1) / n, lambda n: 1.0, lambda n: n - 1)  # n - 1 links, and each carries the full array
-_STAR = (
-    lambda n: (n - 1) / n**2,
-    lambda n: (n - 1) / n,
-    lambda n: n - 1,
-)  # one link carries all shards except its own
+_STAR = (lambda n: (n - 1) / n**2, lambda n: (n - 1) / n, lambda n: n - 1)  # one link carries all shards but its own
 _RING = {
     "all_reduce": (lambda n: 2 * (n - 1) / n, lambda n: 2 * (n - 1) / n, lambda n: 2 * (n - 1)),
     **dict.fromkeys(("reduce_scatter", "all_gather", "all_to_all"), _HALF),
@@ -132,53 +128,32 @@ def block_collectives(
     return Counter(all_reduce=4 + again - (early_stop and again > 0))
 
 
-def block_wire_bytes(
-    payload_bytes: float,
-    n: int,
-    recompute: str = "none",
-    *,
-    sequence_parallel: bool = False,
-    regather: bool = True,
-    early_stop: bool = False,
-) -> float:
+def block_wire_bytes(payload_bytes: float, n: int, recompute: str = "none", **how: bool) -> float:
     """Bytes that one rank sends for a tensor-parallel block and microbatch: 8(n-1)/n · x, four all-reduces of x.
 
     With sequence parallelism the same in halves, and 10(n-1)/n · x if column layers gather x again in backward.
 
     Args:
         payload_bytes: of the full x[b, s, h], in the dtype of messages.
-        recompute, early_stop: as in `block_collectives`.
+        recompute: and `sequence_parallel`, `regather`, `early_stop` as in `block_collectives`.
     """
-    how = {"sequence_parallel": sequence_parallel, "regather": regather, "early_stop": early_stop}
     calls = block_collectives(recompute, **how)
-    halves = sum(times * (2 if kind == "all_reduce" else 1) for kind, times in calls.items())
-    return halves * wire_bytes("all_gather", payload_bytes, n)
+    return sum(times * wire_bytes(kind, payload_bytes, n) for kind, times in calls.items())
 
 
-def block_calls(
-    shape: ModelShape,
-    rows: int,
-    itemsize: int,
-    tp: int,
-    *,
-    sequence_parallel: bool = False,
-    regather: bool = True,
-    recompute: str = "none",
-) -> Calls:
+def block_calls(shape: ModelShape, rows: int, itemsize: int, tp: int, recompute: str = "none", **how: bool) -> Calls:
     """The collectives of a block for one microbatch, as this library runs it: `full` stops early.
 
-    If keys and values have fewer heads than ranks, the gradients of their copies are all-reduced: weights, and biases
-    if there are any.
+    `how` is `sequence_parallel` and `regather`, as in `block_collectives`. If keys and values have fewer heads than
+    ranks, the gradients of their copies are all-reduced: weights, and biases if there are any.
     """
     x = rows * shape.context * shape.d_model * itemsize
-    how = {"sequence_parallel": sequence_parallel, "regather": regather, "early_stop": True}
-    calls = Counter({(kind, x): times for kind, times in block_collectives(recompute, **how).items()})
-    heads = shape.num_kv_heads or shape.num_heads
-    if heads < tp:
-        of_heads = 2 * heads * shape.d_head * itemsize
-        calls += Counter(
-            {("all_reduce", of_heads * shape.d_model): 1, ("all_reduce", of_heads): int(shape.biases != "none")}
-        )
+    of_x = block_collectives(recompute, early_stop=True, **how)
+    calls = Counter({(kind, x): times for kind, times in of_x.items()})
+    if (shape.num_kv_heads or shape.num_heads) < tp:
+        of_heads = 2 * shape.d_kv * itemsize
+        biases = [("all_reduce", of_heads)] * (shape.biases != "none")
+        calls.update([("all_reduce", of_heads * shape.d_model), *biases])
     return calls
 
 

@@ -14,9 +14,7 @@ import re
 from dataclasses import dataclass
 
 _TABLES = "Bekman, Machine Learning Engineering Open Book, tables of 2026-08, which cite NVIDIA's data sheets"
-
 _V100 = f"link: {_TABLES}; the rest as commonly quoted from NVIDIA's data sheet (the sheet itself was not read)"
-
 _TITAN = "memory, its bandwidth and 500 W instead of 700: torchtitan, benchmarks of 2024-12; the rest as the H100"
 
 

@@ -12,47 +12,34 @@ from difflib import get_close_matches
 
 from lib.cost.sizes import LLAMA, MODELS, ModelShape
 
-# name: (h, l, a, heads of keys and values, width of a head, f, tied)
-_LLAMA3 = {
-    "llama3-8b": (4096, 32, 32, 8, 128, 14_336, False),
-    "llama3-70b": (8192, 80, 64, 8, 128, 28_672, False),
-    "llama3.2-1b": (2048, 16, 32, 8, 64, 8192, True),
-    "llama3.2-3b": (3072, 28, 24, 8, 128, 8192, True),
+_GATED = {  # name: (h, l, a, V, s, heads of keys and values, f, width of a head unless h/a, tied)
+    "llama3-8b": (4096, 32, 32, 128_256, 8192, 8, 14_336, None, False),
+    "llama3-70b": (8192, 80, 64, 128_256, 8192, 8, 28_672, None, False),
+    "llama3.2-1b": (2048, 16, 32, 128_256, 8192, 8, 8192, None, True),
+    "llama3.2-3b": (3072, 28, 24, 128_256, 8192, 8, 8192, None, True),
+    "qwen3-0.6b": (1024, 28, 16, 151_936, 4096, 8, 3072, 128, True),
+    "qwen3-1.7b": (2048, 28, 16, 151_936, 4096, 8, 6144, None, True),
+    "qwen3-4b": (2560, 36, 32, 151_936, 4096, 8, 9728, 128, True),
+    "qwen3-8b": (4096, 36, 32, 151_936, 4096, 8, 12_288, None, False),
+    "qwen3-14b": (5120, 40, 40, 151_936, 4096, 8, 17_408, None, False),
+    "qwen3-32b": (5120, 64, 64, 151_936, 4096, 8, 25_600, 128, False),
+    "gemma2-2b": (2304, 26, 8, 256_000, 8192, 4, 9216, 256, True),
+    "gemma2-9b": (3584, 42, 16, 256_000, 8192, 8, 14_336, 256, True),
+    "gemma2-27b": (4608, 46, 32, 256_000, 8192, 16, 36_864, 128, True),
+    "mistral-7b": (4096, 32, 32, 32_000, 8192, 8, 14_336, None, False),
 }
-_QWEN3 = {
-    "qwen3-0.6b": (1024, 28, 16, 8, 128, 3072, True),
-    "qwen3-1.7b": (2048, 28, 16, 8, 128, 6144, True),
-    "qwen3-4b": (2560, 36, 32, 8, 128, 9728, True),
-    "qwen3-8b": (4096, 36, 32, 8, 128, 12_288, False),
-    "qwen3-14b": (5120, 40, 40, 8, 128, 17_408, False),
-    "qwen3-32b": (5120, 64, 64, 8, 128, 25_600, False),
+_GPT2 = {
+    "gpt2": (768, 12, 12),
+    "gpt2-medium": (1024, 24, 16),
+    "gpt2-large": (1280, 36, 20),
+    "gpt2-xl": (1600, 48, 25),
 }
-_GEMMA2 = {
-    "gemma2-2b": (2304, 26, 8, 4, 256, 9216, True),
-    "gemma2-9b": (3584, 42, 16, 8, 256, 14_336, True),
-    "gemma2-27b": (4608, 46, 32, 16, 128, 36_864, True),
+
+PRESETS: dict[str, ModelShape] = {
+    "llama3-405b": MODELS["405B"],
+    **{name: ModelShape(*sizes, tied=tied, **LLAMA) for name, (*sizes, tied) in _GATED.items()},
+    **{name: ModelShape(*sizes, vocab_size=50_257, context=1024) for name, sizes in _GPT2.items()},
 }
-_MISTRAL = {"mistral-7b": (4096, 32, 32, 8, 128, 14_336, False)}
-_GPT2 = {"gpt2": (768, 12), "gpt2-medium": (1024, 24), "gpt2-large": (1280, 36), "gpt2-xl": (1600, 48)}
-
-
-def _gated(sizes: dict[str, tuple], vocab: int, context: int) -> dict[str, ModelShape]:
-    return {
-        name: ModelShape(
-            h, layers, heads, vocab, context, kv_heads, mlp, None if h == heads * wide else wide, tied=tied, **LLAMA
-        )
-        for name, (h, layers, heads, kv_heads, wide, mlp, tied) in sizes.items()
-    }
-
-
-PRESETS: dict[str, ModelShape] = (
-    _gated(_LLAMA3, 128_256, 8192)
-    | {"llama3-405b": MODELS["405B"]}
-    | _gated(_QWEN3, 151_936, 4096)
-    | _gated(_GEMMA2, 256_000, 8192)
-    | _gated(_MISTRAL, 32_000, 8192)
-    | {name: ModelShape(h, layers, {1600: 25}.get(h, h // 64), 50_257, 1024) for name, (h, layers) in _GPT2.items()}
-)
 
 
 def model_text(shape: ModelShape) -> str:

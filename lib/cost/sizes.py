@@ -226,30 +226,33 @@ def bucket_shares(sizes_bytes: list[int], bucket_bytes: int) -> list[range]:
 # ---- operations -----------------------------------------------------------------------------------------------------
 
 
-def forward_flops(shape: ModelShape, rows: int) -> int:
+def forward_flops(shape: ModelShape, rows: int, causal: bool = False) -> int:
     """FLOPs of the matmuls of one forward; a multiply-add counts as two.
 
     24sbh²l(1 + s/6h + V/12hl) for a GPT: each token is multiplied with each weight once, and attention has two
-    matmuls with s × s scores. Like the papers and the counter of PyTorch, it counts the scores above the diagonal.
+    matmuls with s × s scores. Like the papers and the counter of PyTorch, it counts the scores above the diagonal,
+    unless `causal`.
 
     Source: Korthikanti et al. 2022, appendix A.
     """
-    block = shape.num_block_weights + 2 * shape.context * shape.d_q
+    block = shape.num_block_weights + (1 if causal else 2) * shape.context * shape.d_q
     head = shape.vocab_size * shape.d_model
     return 2 * rows * shape.context * (shape.num_layers * block + head)
 
 
-def train_flops(shape: ModelShape, rows: int, recompute: str = "none") -> int:
+def train_flops(shape: ModelShape, rows: int, recompute: str = "none", causal: bool = False) -> int:
     """Operations of one step: forward, a backward of twice as many, and recomputation.
 
-    Without recomputation it counts the operations of the *model* (for MFU); with it, of the *hardware* (for HFU).
+    Without recomputation it counts the operations of the *model* (for MFU); with it, of the *hardware* (for HFU);
+    `causal` as in `forward_flops`.
 
     Source: Korthikanti et al. 2022, appendix A (for `selective` it also counts a second backward, which does not run);
     Narayanan et al. 2021, section 5.1.
     """
-    attention = 2 * shape.context * shape.d_q if recompute in ("selective", "full") else 0  # both of its matmuls
-    again = recomputed_weights(shape, recompute) + attention
-    return 3 * forward_flops(shape, rows) + 2 * rows * shape.context * shape.num_layers * again
+    again = recomputed_weights(shape, recompute)
+    if recompute in ("selective", "full"):
+        again += (1 if causal else 2) * shape.context * shape.d_q  # both matmuls of attention
+    return 3 * forward_flops(shape, rows, causal) + 2 * rows * shape.context * shape.num_layers * again
 
 
 def recomputed_weights(shape: ModelShape, recompute: str) -> int:

@@ -70,20 +70,21 @@ def shape_of(config: Mapping[str, Any], tokens: int | None = None) -> tuple[Mode
     kind = config.get("model_type")
     if not isinstance(kind, str) or kind not in table["families"]:
         raise ValueError(f"model_type {kind!r} is not known; known are {', '.join(table['families'])}")
-    family, sizes, asked = dict(table["families"][kind]), table["sizes"], Asked(kind, {}, {}, [])
+    family, asked = dict(table["families"][kind]), Asked(kind, {}, {}, [])
     while "like" in family:
         family = table["families"][family.pop("like")] | family
     apart = family.pop("apart", None)
-    for key, field in (sizes | table["switches"]).items():
-        if config.get(key) is not None:
-            _enter(asked, key, config[key], field)
+    sizes = {key for keys in table["sizes"].values() for key in keys}
+    for field, keys in (table["sizes"] | table["switches"]).items():
+        for key in keys:
+            if config.get(key) is not None:
+                _enter(asked, key, config[key], field)
     if config.get("attention_bias") and "biases" in family:
         biases, key = ("all", "mlp_bias") if config.get("mlp_bias") else ("qkv", "attention_bias")
         _enter(asked, key, True, {"biases": {"true": biases}})
     given = family | asked.found
-    if lacks := [field for field in list(dict.fromkeys(sizes.values()))[:-2] if field not in given]:
-        keys = ", ".join(" or ".join(key for key, field in sizes.items() if field == one) for one in lacks)
-        raise ValueError(f"it lacks {keys}, without which the size of a {kind} model is not known")
+    if lacks := [" or ".join(keys) for field, keys in [*table["sizes"].items()][:-2] if field not in given]:
+        raise ValueError(f"it lacks {', '.join(lacks)}, without which the size of a {kind} model is not known")
     most = given["context"]
     shape = ModelShape(**given | {"context": tokens or min(most, USUAL_TOKENS)})
     said = {one.name: f"{one.name} {getattr(shape, one.name)}" for one in fields(shape) if one.name != "context"}
@@ -223,7 +224,8 @@ def left_over(said: Mapping[str, Any], table: Mapping[str, Any]) -> list[str]:
     for key, value in said.items():
         plain = key.replace("-", "_").lower()
         if str(value).lower() not in OFF and not no_effect.search(plain):
-            why = next((why for part, why in table["not_modelled"].items() if part in f"{plain} {value}".lower()), "")
+            both = f"{plain} {value}".lower()
+            why = next((why for pattern, why in table["not_modelled"].items() if re.search(pattern, both)), "")
             keys.setdefault(why, []).append(key if isinstance(value, list | dict | bool) else f"{key} {value}")
     unknown = keys.pop("", [])
     notes = [f"not modelled: {', '.join(of)}: {why}" for why, of in keys.items()]
@@ -233,8 +235,8 @@ def left_over(said: Mapping[str, Any], table: Mapping[str, Any]) -> list[str]:
 def refuse_experts(said: Mapping[str, Any]) -> None:
     """Raise a ValueError for experts, adapters and encoders: no number would hold for them."""
     for key, value in said.items():
-        for part, why in FOREIGN["refused"].items():
-            if part in key.replace("-", "_") and str(value).lower() not in (*OFF, "1"):
+        for pattern, why in FOREIGN["refused"].items():
+            if re.search(pattern, key.replace("-", "_")) and str(value).lower() not in (*OFF, "1"):
                 raise ValueError(f"{key} {value} is not modelled; {why}")
 
 

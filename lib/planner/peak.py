@@ -85,8 +85,7 @@ class _Walk:
         self.proved = proves(plan.schedule, place)
 
     def run(self, owned: Iterable[tuple[int, list[int]]]) -> None:
-        back = [a for a in self.row if a.op in (Op.B, Op.W, Op.REDUCE)]
-        closing = {a for a, b in pairwise(back) if b.op == Op.REDUCE}
+        closing = {action for action, behind in pairwise(self.row) if behind.op == Op.REDUCE}
         for action in self.row:
             stage, op, microbatch = action
             if op in RECVS:
@@ -94,7 +93,7 @@ class _Walk:
                 kind[of, microbatch] = self.model.new(self.model.between)
                 self.model.new(self.model.between)
             elif op == Op.REDUCE:
-                self.sums.reduce(stage)
+                self.sums.reduce()
             elif op not in SENDS:
                 if action in closing:
                     self.sums.close(stage)
@@ -170,10 +169,9 @@ class _Sums:
         self.known: set[str] = set()  # weights with an earlier gradient
         self.sharded: set[Bucketful] = set()  # buckets with an earlier sum
         self.arriving: dict[tuple, tuple[Bucketful, int]] = {}  # by line: the bucket in flight, and its bytes
-        # By line, that is by ranks and stages: stages whose last backward began, and stages whose last backward ended.
-        # Where other ranks also use the weights, zero=2 sums at the end.
-        lines = [bucket.line for bucket in self.buckets if self.zero < 2 or not bucket.crosses]
-        self.closed, self.through = ({line: set() for line in lines} for _ in range(2))
+        # By line, that is by ranks and stages: stages whose last backward before a REDUCE began. Where other ranks also
+        # use the weights, zero=2 sums at the end.
+        self.closed = {bucket.line: set() for bucket in self.buckets if self.zero < 2 or not bucket.crosses}
 
     @property
     def flying(self) -> int:
@@ -225,15 +223,13 @@ class _Sums:
             self.sharded.add(bucket)
             self.held += self.bytes[bucket] // bucket.ranks
 
-    def reduce(self, stage: int) -> None:
-        """Start the sums of the remaining gradients of the stage."""
-        for line, through in self.through.items():
-            through |= {stage} & set(line[1])
-            if through == set(line[1]):
+    def reduce(self) -> None:
+        """Start the sums of the remaining gradients of lines whose stages all ended their last backward."""
+        for line, closed in self.closed.items():
+            if closed == set(line[1]):
                 for bucket in (bucket for bucket in self.buckets if bucket.line == line):
                     self._send_rest(bucket)
-                through.clear()
-                self.closed[line].clear()
+                closed.clear()
 
     def _send_rest(self, bucket: Bucketful) -> None:
         names = [weight.name for weight in bucket.weights]

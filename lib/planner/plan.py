@@ -17,7 +17,7 @@ from lib.cost.sizes import BUCKET_BYTES, ModelShape, Weight, block_layers, bucke
 from lib.layout import Layout
 from lib.pipeline.balance import layer_costs, layers_of_stages
 from lib.pipeline.lower import lower
-from lib.pipeline.schedules.action import ALL, RECVS, SENDS, Op, Schedule
+from lib.pipeline.schedules.action import RECVS, SENDS, Op, Schedule
 from lib.pipeline.schedules.with_reduce import with_reduce
 from lib.pipeline.simulate import Costs, Timeline, simulate
 
@@ -199,8 +199,7 @@ def layer_sends(plan: Plan, place: int) -> Sends:
                 if layer == plan.shape.num_layers:
                     calls += head_calls(*sizes, **slices, regather=regather)
                 else:
-                    how = {"regather": regather, "recompute": layout.recompute}
-                    calls += block_calls(*sizes, layout.tp, **slices, **how)
+                    calls += block_calls(*sizes, layout.tp, layout.recompute, **slices, regather=regather)
             for (kind, payload), n in calls.items():
                 yield kind, "tp", layout.tp, payload, microbatches * n
 
@@ -241,8 +240,8 @@ def num_sums(plan: Plan, place: int, bucket: Bucketful) -> int:
     if plan.layout.zero < 2 or bucket.crosses:
         return 1
     sums, through = 0, set()
-    for stage, op, microbatch in plan.schedule.actions[place]:
-        if op == Op.REDUCE and stage in bucket.stages and microbatch != ALL:
+    for stage, op, _ in plan.schedule.actions[place]:
+        if op == Op.REDUCE and stage in bucket.stages:
             through.add(stage)
             if through == set(bucket.stages):
                 sums, through = sums + 1, set()

@@ -134,11 +134,10 @@ def all_layouts(training: Training, choices: Choices) -> Iterator[Layout4D]:
     """Every layout on exactly the GPUs of the cluster that splits heads, layers, tokens and sequences evenly."""
     model, gpus = training.model, training.cluster.gpus
     shared, cuts = possible_tp(training), possible_cp(training) if choices.context_parallel else [1]
-    for tp, cp in ((tp, cp) for tp, cp in product(shared, cuts) if gpus % (tp * cp) == 0):
-        for pp in divisors(gpus // tp // cp):
-            dp = gpus // tp // cp // pp
-            if pp <= model.num_layers + 2 and training.global_batch % dp == 0:
-                yield from _with(training, choices, tp, cp, pp, dp)
+    for tp, cp, pp in product(shared, cuts, divisors(gpus)):
+        dp, rest = divmod(gpus, tp * cp * pp)
+        if rest == 0 and pp <= model.num_layers + 2 and training.global_batch % dp == 0:
+            yield from _with(training, choices, tp, cp, pp, dp)
 
 
 def _with(training: Training, choices: Choices, tp: int, cp: int, pp: int, dp: int) -> Iterator[Layout4D]:
@@ -171,21 +170,20 @@ def best_layouts(training: Training, choices: Choices | None = None, best: int =
     Raises:
         ValueError: no layout splits evenly, or none fits: by how much the smallest is too large, and a way out.
     """
-    choices = choices or Choices()
-    held, fitting, enough = {}, {}, set()
+    choices, room = choices or Choices(), training.room_bytes
+    held, enough = {}, set()
     for layout in all_layouts(training, choices):
         recompute, schedule, replicas, _, chunks = layout[8:]
         plain = *layout[:8], schedule, replicas
         if (recompute != "none" or chunks > 1) and plain in enough:  # it fits without
             continue
-        held[layout] = memory = memory_bytes(training, layout)
-        if memory.total <= training.room_bytes:
-            fitting[layout] = memory
-            if recompute == "none":
-                enough.add(plain)
+        held[layout] = memory_bytes(training, layout)
+        if recompute == "none" and held[layout].total <= room:
+            enough.add(plain)
+    fitting = [(layout, memory) for layout, memory in held.items() if memory.total <= room]
     if not fitting:
         raise ValueError(_nothing(training, choices, held))
-    found = [Planned(layout, step_s(training, layout), memory) for layout, memory in fitting.items()]
+    found = [Planned(layout, step_s(training, layout), memory) for layout, memory in fitting]
     return sorted(found, key=lambda one: (one.seconds.total, one.memory.total))[:best]
 
 

@@ -125,16 +125,8 @@ class Training:
         It counts the full attention matrix, or half of it if `causal`. A causal kernel leaves out half: for long
         sequences the full one is more than GPUs really compute. One block in `every` recomputes.
         """
-
-        def flops(times: int) -> float:
-            model = replace(self.model, context=times * self.model.context)
-            plain, again = (train_flops(model, self.global_batch, how) for how in ("none", recompute))
-            return plain + (again - plain) / every
-
-        counted = flops(1)
-        if causal:  # FLOPs are rows·s·(A + B·s), so a sequence of twice the length says which are of attention
-            counted -= (flops(2) - 2 * counted) / 4
-        return counted / step_s / self.cluster.gpus / self.cluster.device.peak_flops
+        plain, again = (train_flops(self.model, self.global_batch, how, causal) for how in ("none", recompute))
+        return (plain + (again - plain) / every) / step_s / self.cluster.gpus / self.cluster.device.peak_flops
 
 
 class Layout4D(NamedTuple):
