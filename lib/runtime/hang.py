@@ -207,8 +207,8 @@ def all_wait(states: set[int]) -> bool:
 
 
 def key_of(channel: str) -> int:
-    """The number of a channel in tables."""
-    return zlib.crc32(channel.encode())
+    """The number of a channel in tables; 0 is no channel."""
+    return 1 + zlib.crc32(channel.encode())
 
 
 def named_ranks(ranks: Sequence[int]) -> str:
