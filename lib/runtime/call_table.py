@@ -121,11 +121,11 @@ class CallTable:
         entry.count = number + 1
         mine.key, mine.count = key, number + 1
         for peer in members:
-            if peer == self.rank or self._same(peer, key, number, text):
+            theirs = self._entry(peer, key, number)
+            if theirs is None or theirs.what == text:
                 continue
             time.sleep(0.001)  # perhaps it was read during a write: look again
-            if not self._same(peer, key, number, text):
-                theirs = self._find(peer, key).ring[number % _RING]
+            if theirs.what != text and theirs.count == number + 1:
                 sides = {self.rank: (what, where), peer: (_text(theirs.what), _text(theirs.where))}
                 error = MismatchError(_mismatch(number, sides))
                 self._row.note = str(error).encode()[:_NOTE]
@@ -140,9 +140,8 @@ class CallTable:
 
     def due_s(self, channel: str, number: int, members: Sequence[int]) -> float:
         """The latest `due_s` that the members entered with this call; once it is done, all have entered theirs."""
-        found = [self._find(member, key_of(channel)) for member in members]
-        entries = [one.ring[number % _RING] for one in found if one is not None]
-        return max((entry.due_s for entry in entries if entry.count == number + 1), default=0.0)
+        entries = [self._entry(member, key_of(channel), number) for member in members]
+        return max((entry.due_s for entry in entries if entry is not None), default=0.0)
 
     def waiting(self, *call: object) -> Waiting:
         """A reusable context: inside it, this rank waits in `call`: (what, where, peers, channel, number)."""
@@ -157,22 +156,16 @@ class CallTable:
         place.ring = type(place.ring)()
         return place
 
-    def _same(self, rank: int, key: int, number: int, text: bytes) -> bool:
-        """Whether a rank's call has this text, or cannot be compared: not made yet, or already overwritten."""
-        found = self._find(rank, key)
-        if found is None:
-            return True
-        theirs = found.ring[number % _RING]
-        return theirs.what == text or theirs.count != number + 1
-
-    def _find(self, rank: int, key: int) -> _Channel | None:
-        """A channel of a rank; None if it has no such channel."""
+    def _entry(self, rank: int, key: int, number: int) -> _Entry | None:
+        """A rank's call of this number on a channel; None if it is not made yet, or already overwritten."""
         known = self._theirs.get((rank, key))
         if known is None or known.key != key:
             known = next((channel for channel in self._channels(rank) if channel.key == key), None)
-            if known is not None:
-                self._theirs[rank, key] = known
-        return known
+            if known is None:
+                return None
+            self._theirs[rank, key] = known
+        entry = known.ring[number % _RING]
+        return entry if entry.count == number + 1 else None
 
     def _channels(self, rank: int) -> Iterator[_Channel]:
         for channel in self._rows[rank].channels if rank in self._rows else ():

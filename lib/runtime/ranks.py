@@ -38,13 +38,9 @@ class RankError(RunError):
             are "" if there was no exception.
     """
 
-    def __init__(self, message: str, rank: int, error: str = "", trace_back: str = "") -> None:
-        super().__init__(message)
+    def __init__(self, message: str, rank: int = 0, error: str = "", trace_back: str = "") -> None:
+        super().__init__(message)  # of which alone `pickle` makes it, and then adds the attributes
         self.rank, self.error, self.trace_back = rank, error, trace_back
-
-    def __reduce__(self) -> tuple:
-        """Keep all fields when it is pickled, as by a pool of processes."""
-        return type(self), (str(self), self.rank, self.error, self.trace_back)
 
 
 class RunTimeout(RunError, TimeoutError):
