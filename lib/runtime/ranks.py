@@ -110,11 +110,7 @@ class Ranks:
         return sorted({watched[x] for x in connection.wait(list(watched), timeout_s)})
 
     def _hear(self, rank: int) -> None:
-        """Receive how a rank ended; if it failed, find the cause and raise it.
-
-        A rank that lost a peer is never the cause, so the error of a different rank may be raised. Of several equal
-        failures, the first in rank order is raised.
-        """
+        """Receive how a rank ended; if it failed, raise the cause: of equal failures, the first in rank order."""
         outcomes, began = {rank: self._outcome(rank)}, time.monotonic()
         self.done.add(rank)
         if outcomes[rank] == ("ok", None):
