@@ -3,7 +3,6 @@
 The problem: `torch.distributed` overwrites its arguments, has different argument names for each collective, counts
 nothing, and on gloo hides mistakes: an int32 added to a float32 is silent garbage, and its reduce-scatter is an
 all-reduce that sends twice the necessary bytes.
-
 The idea: a few functions that return new tensors, take any dim, count bytes, and compare the calls of all ranks before
 a byte moves (`lib.runtime.call_table`). On a group of one rank they move nothing. Gradients do not flow through them.
 

@@ -6,9 +6,8 @@ The idea: a rank is a point in a box with named axes, dp x pp x tp. A `Group` is
 axis, or the plane along several. A layer gets the one `Group` it needs as an argument; a group of one rank *is* the
 serial case.
 
-The axes are in the order in which they are given, outermost first. Neighbours on the innermost axis have consecutive
-ranks, so they share a node and its fast links. tp, which communicates in every layer, is innermost; dp, which
-communicates once per step, is outermost.
+Axes are given outermost first. Neighbours on the innermost axis have consecutive ranks, so they share a node and its
+fast links: tp, which communicates in every layer, is innermost; dp, which communicates once per step, is outermost.
 
 Only the members of a group make its process group. torch would name it by the number of groups that a process has, or
 has ever made: as soon as two members made different groups before, each waits under a different name, forever. Here the
@@ -60,15 +59,12 @@ class Group:
     @cached_property
     def channel(self) -> str:
         """The name of its process group in torch: the same on all its ranks, and unique."""
-        return name_of(self.pg)
-
-
-def name_of(pg: dist.ProcessGroup | None) -> str:
-    """The name of a process group in torch; None is the default group."""
-    pg = pg or dist.group.WORLD
-    if pg is None:
-        raise RuntimeError("no process groups here: start ranks with run() or init(), and destroy the groups last")
-    return pg.group_name
+        pg = self.pg or dist.group.WORLD
+        if pg is None:
+            raise RuntimeError(
+                "no process groups here: start ranks with run() or init(), and destroy the groups last"
+            )
+        return pg.group_name
 
 
 class MeshShape:

@@ -13,22 +13,43 @@ from __future__ import annotations
 
 import marshal
 import mmap
-import struct
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from ctypes import Structure, c_char, c_double, c_ubyte, c_uint64, sizeof
 
 from lib.runtime.hang import RUNNING, WAITING, Row, View, key_of, named_ranks
 
-# Native layouts: eight bytes are written in one piece, so no process reads half a number.
-_HEAD = struct.Struct("QQId")  # state, moves, length of the text, time of the state
-_NOTE, _HEAD_BYTES = 1024, 2048  # where the text of a refused call begins and ends
-_CHANNELS, _RING, _TEXT = 160, 64, 184
-_CHANNEL = struct.Struct("QQ")  # key + 1, calls so far
-_ENTRY = struct.Struct(f"Q{_TEXT}s{_TEXT}sd")  # number of the call + 1, call, place, due_s
-_NUMBER = struct.Struct("Q")
-_CHANNEL_BYTES = _CHANNEL.size + _RING * _ENTRY.size
-_ROW_BYTES = _HEAD_BYTES + _CHANNELS * _CHANNEL_BYTES
+_CHANNELS, _RING, _TEXT, _BODY, _NOTE = 160, 64, 184, 1000, 1024
+_NO_CALL = marshal.dumps(None)
+
+
+class _Entry(Structure):
+    """A call on a channel."""
+
+    _fields_ = [
+        ("count", c_uint64),  # calls so far, with this one: written last, so the rest is valid
+        ("what", c_char * _TEXT),
+        ("where", c_char * _TEXT),
+        ("due_s", c_double),
+    ]
+
+
+class _Channel(Structure):
+    _fields_ = [("key", c_uint64), ("count", c_uint64), ("ring", _Entry * _RING)]
+
+
+class _Row(Structure):
+    """A rank's row in memory: eight bytes are written in one piece, so no process reads half a number."""
+
+    _fields_ = [
+        ("state", c_uint64),
+        ("moves", c_uint64),
+        ("since_s", c_double),
+        ("call", c_ubyte * _BODY),  # that it waits in, dumped by marshal
+        ("note", c_char * _NOTE),  # the text of a refused call
+        ("channels", _Channel * _CHANNELS),
+    ]
 
 
 class MismatchError(RuntimeError):
@@ -50,33 +71,34 @@ class CallTable:
     def __init__(self, path: str | None, world_size: int, rank: int | None = None) -> None:
         if rank is None:
             with open(path, "wb") as file:
-                file.truncate(world_size * _ROW_BYTES)  # sparse: only written pages take memory
+                file.truncate(world_size * sizeof(_Row))  # sparse: only written pages take memory
                 for row in range(world_size):  # now: on a full disk, reading a page later would end this process
-                    file.seek(row * _ROW_BYTES)
-                    file.write(bytes(_HEAD_BYTES))
-        if path is None:
-            self._map, rows = mmap.mmap(-1, _ROW_BYTES), [rank]
-        else:
+                    file.seek(row * sizeof(_Row))
+                    file.write(bytes(_Row.channels.offset))
+        memory, ranks = bytearray(sizeof(_Row)), [rank]
+        if path is not None:
             with open(path, "r+b") as file:
-                self._map, rows = mmap.mmap(file.fileno(), 0), range(world_size)
-        self._rows = {rank: i * _ROW_BYTES for i, rank in enumerate(rows)}
+                memory, ranks = mmap.mmap(file.fileno(), 0), range(world_size)
+        self._rows = dict(zip(ranks, (_Row * len(ranks)).from_buffer(memory), strict=True))
         self.rank, self._row = rank, self._rows.get(rank)
-        self._moves = 0
-        self._mine: dict[int, int] = {}  # channel key -> offset in my row
-        self._theirs: dict[tuple[int, int], int] = {}  # (rank, channel key) -> offset in the map
+        if rank is not None:
+            begin = ranks.index(rank) * sizeof(_Row) + _Row.call.offset
+            self._body = memoryview(memory)[begin : begin + _BODY]  # of `_row.call`
+        self._mine: dict[int, _Channel] = {}  # by their keys
+        self._theirs: dict[tuple[int, int], _Channel] = {}  # by rank and key
         self._calls: dict[int, int] = {}
         self._waits: list[Waiting] = []  # calls that my threads wait in
 
     def close(self) -> None:
-        self._map.close()
+        """Drop the memory, which is unmapped when nothing uses it."""
+        self._rows, self._row, self._mine, self._theirs = {}, None, {}, {}
 
     # ---- written by a rank ----
 
-    def state(self, state: int, body: bytes = b"") -> None:
+    def state(self, state: int, body: bytes = _NO_CALL) -> None:
         """Write this rank's state, and the dumped call that it waits in; each call counts as a move."""
-        start, self._moves = self._row + _HEAD.size, self._moves + 1
-        self._map[start : start + len(body)] = body
-        _HEAD.pack_into(self._map, self._row, state, self._moves, len(body), time.monotonic())
+        row, self._body[: len(body)] = self._row, body
+        row.state, row.moves, row.since_s = state, row.moves + 1, time.monotonic()
 
     def call(self, channel: str, members: Sequence[int], what: str, where: str, due_s: float = 0.0) -> int:
         """Enter this rank's next call on `channel`, compare it with the `members` that already made theirs, return its
@@ -90,29 +112,25 @@ class CallTable:
         """
         key = key_of(channel)
         number = self._calls.get(key, 0)
-        offset = self._mine.get(key)
-        if offset is None:
-            offset = self._mine[key] = self._place(key, number)
-        place = _place_of(number)
-        at = self._row + offset + place
-        mine = what.encode()[:_TEXT]
-        _NUMBER.pack_into(self._map, at, 0)  # first the texts, then the number that makes them valid
-        _ENTRY.pack_into(self._map, at, 0, mine, where.encode()[:_TEXT], due_s)
-        _NUMBER.pack_into(self._map, at, number + 1)
-        _CHANNEL.pack_into(self._map, self._row + offset, key + 1, number + 1)
-        entry = self._map[at : at + _NUMBER.size + len(mine) + (len(mine) < _TEXT)]  # with its final zero byte
+        mine = self._mine.get(key)
+        if mine is None:
+            mine = self._mine[key] = self._place(key, number)
+        entry, text = mine.ring[number % _RING], what.encode()[:_TEXT]
+        entry.count = 0
+        entry.what, entry.where, entry.due_s = text, where.encode()[:_TEXT], due_s
+        entry.count = number + 1
+        mine.key, mine.count = key, number + 1
         for peer in members:
-            if peer == self.rank or self._same(peer, key, place, entry):
+            theirs = self._entry(peer, key, number)
+            if theirs is None or theirs.what == text:
                 continue
             time.sleep(0.001)  # perhaps it was read during a write: look again
-            if not self._same(peer, key, place, entry):
-                start = self._find(peer, key) + place
-                _, theirs, line, _ = _ENTRY.unpack_from(self._map, start)
-                text = _mismatch(number, {self.rank: (what, where), peer: (_text(theirs), _text(line))})
-                note = text.encode()[: _HEAD_BYTES - _NOTE]
-                self._map[self._row + _NOTE : self._row + _NOTE + len(note)] = note
-                _CHANNEL.pack_into(self._map, self._row + offset, key + 1, number)  # the others still wait for it
-                raise MismatchError(text)
+            if theirs.what != text and theirs.count == number + 1:
+                sides = {self.rank: (what, where), peer: (_text(theirs.what), _text(theirs.where))}
+                error = MismatchError(_mismatch(number, sides))
+                self._row.note = str(error).encode()[:_NOTE]
+                mine.count = number  # the others still wait for it
+                raise error
         self._calls[key] = number + 1
         return number
 
@@ -122,80 +140,61 @@ class CallTable:
 
     def due_s(self, channel: str, number: int, members: Sequence[int]) -> float:
         """The latest `due_s` that the members entered with this call; once it is done, all have entered theirs."""
-        found, place = [self._find(member, key_of(channel)) for member in members], _place_of(number)
-        entries = [_ENTRY.unpack_from(self._map, start + place) for start in found if start is not None]
-        return max((due_s for count, _, _, due_s in entries if count == number + 1), default=0.0)
+        entries = [self._entry(member, key_of(channel), number) for member in members]
+        return max((entry.due_s for entry in entries if entry is not None), default=0.0)
 
     def waiting(self, *call: object) -> Waiting:
         """A reusable context: inside it, this rank waits in `call`: (what, where, peers, channel, number)."""
         return Waiting(self, call)
 
-    def _place(self, key: int, number: int) -> int:
-        """Where in my row a new channel begins: behind the others, or, in a full row, in the place of the oldest."""
+    def _place(self, key: int, number: int) -> _Channel:
+        """Where in my row a new channel is written: behind the others, or, in a full row, in place of the oldest."""
         if len(self._mine) < _CHANNELS:
-            return _HEAD_BYTES + len(self._mine) * _CHANNEL_BYTES
-        offset = self._mine.pop(next(iter(self._mine)))
-        start = self._row + offset + _CHANNEL.size
-        _CHANNEL.pack_into(self._map, self._row + offset, key + 1, number)
-        self._map[start : start + _RING * _ENTRY.size] = bytes(_RING * _ENTRY.size)
-        return offset
+            return self._row.channels[len(self._mine)]
+        place = self._mine.pop(next(iter(self._mine)))
+        place.key, place.count = key, number
+        place.ring = type(place.ring)()
+        return place
 
-    def _same(self, rank: int, key: int, place: int, entry: bytes) -> bool:
-        """Whether a rank's call equals `entry`, or cannot be compared: not made yet, or already overwritten."""
-        start = self._find(rank, key)
-        if start is None:
-            return True
-        theirs = self._map[start + place : start + place + len(entry)]
-        return theirs == entry or theirs[: _NUMBER.size] != entry[: _NUMBER.size]
-
-    def _find(self, rank: int, key: int) -> int | None:
-        """Where a rank's channel begins in the map; None if it has no such channel."""
+    def _entry(self, rank: int, key: int, number: int) -> _Entry | None:
+        """A rank's call of this number on a channel; None if it is not made yet, or already overwritten."""
         known = self._theirs.get((rank, key))
-        if known is None or _NUMBER.unpack_from(self._map, known)[0] != key + 1:
-            known = next((start for start, of, _ in self._channels(rank) if of == key), None)
-            if known is not None:
-                self._theirs[rank, key] = known
-        return known
+        if known is None or known.key != key:
+            known = next((channel for channel in self._channels(rank) if channel.key == key), None)
+            if known is None:
+                return None
+            self._theirs[rank, key] = known
+        entry = known.ring[number % _RING]
+        return entry if entry.count == number + 1 else None
 
-    def _channels(self, rank: int) -> Iterator[tuple[int, int, int]]:
-        """Of each channel of a rank: where it begins in the map, its key, its calls so far."""
-        for i in range(_CHANNELS if rank in self._rows else 0):
-            start = self._rows[rank] + _HEAD_BYTES + i * _CHANNEL_BYTES
-            name, calls = _CHANNEL.unpack_from(self._map, start)
-            if name == 0:
+    def _channels(self, rank: int) -> Iterator[_Channel]:
+        for channel in self._rows[rank].channels if rank in self._rows else ():
+            if channel.key == 0:
                 break
-            yield start, name - 1, calls
+            yield channel
 
     # ---- read by the process that started the ranks ----
 
     def row(self, rank: int) -> Row:
         """What a rank wrote last."""
-        start = self._rows[rank] + _HEAD.size
-        state, moves, length, since_s = _HEAD.unpack_from(self._map, self._rows[rank])
-        call = None
+        row, call = self._rows[rank], None
         with suppress(EOFError, ValueError, TypeError):  # read during a write: the rank moved, the text is not needed
-            call = marshal.loads(self._map[start : start + length])
-        calls = {key: calls for _, key, calls in self._channels(rank)}
-        return Row(state, moves, call, time.monotonic() - since_s, calls)
+            call = marshal.loads(bytes(row.call))
+        calls = {channel.key: channel.count for channel in self._channels(rank)}
+        return Row(row.state, row.moves, call, time.monotonic() - row.since_s, calls)
 
     def heads(self) -> list[tuple[int, int]]:
         """The state of each rank, and how many moves it made."""
-        return [_HEAD.unpack_from(self._map, start)[:2] for start in self._rows.values()]
+        return [(row.state, row.moves) for row in self._rows.values()]
 
     def view(self) -> View:
         """All ranks, as they are now."""
-        notes = {rank: _text(self._map[at + _NOTE : at + _HEAD_BYTES]) for rank, at in self._rows.items()}
         rows = {rank: self.row(rank) for rank in self._rows}
-        return View.of(rows, caught={rank: note for rank, note in notes.items() if note})
-
-
-def _place_of(number: int) -> int:
-    """Where in a channel a call stands."""
-    return _CHANNEL.size + number % _RING * _ENTRY.size
+        return View.of(rows, caught={rank: _text(row.note) for rank, row in self._rows.items() if row.note})
 
 
 def _text(field: bytes) -> str:
-    return field.rstrip(b"\0").decode(errors="ignore")
+    return field.decode(errors="ignore")
 
 
 class Waiting:
@@ -205,7 +204,7 @@ class Waiting:
 
     def __init__(self, table: CallTable, call: tuple) -> None:
         body = marshal.dumps(call)
-        self.table, self.body = table, body if len(body) <= _NOTE - _HEAD.size else b""
+        self.table, self.body = table, body if len(body) <= _BODY else _NO_CALL
 
     def __enter__(self) -> None:
         self.table._waits.append(self)

@@ -91,7 +91,7 @@ class Record:
     """A call in flight: compared with the calls of other ranks, passed to listeners, counted when it is `done`.
 
     Inside the context `waiting` this rank waits for it; `works` are its Work objects while in flight; `ended_s` is 0
-    before it is `done`. `due_s` is when this rank's emulated link finishes it (`lib.runtime.transfer`).
+    before it is `done`; `due_s` is that of `CallTable.call`.
 
     Raises:
         MismatchError: a different rank made a different call.

@@ -59,9 +59,7 @@ class View:
 
     states: Mapping[int, int]
     waits: Mapping[int, AwaitedCall]  # of each rank that waits
-    caught: Mapping[int, str] = field(
-        default_factory=dict
-    )  # the text of a call that was refused, and its code caught
+    caught: Mapping[int, str] = field(default_factory=dict)  # the text of a refused call, whose error code caught
     hosts: Mapping[int, str] = field(default_factory=dict)  # the name of its machine, if there are several
     said: Mapping[int, str] = field(default_factory=dict)  # the words for it instead of its state
 
@@ -207,8 +205,8 @@ def all_wait(states: set[int]) -> bool:
 
 
 def key_of(channel: str) -> int:
-    """The number of a channel in tables."""
-    return zlib.crc32(channel.encode())
+    """The number of a channel in tables; 0 is no channel."""
+    return 1 + zlib.crc32(channel.encode())
 
 
 def named_ranks(ranks: Sequence[int]) -> str:

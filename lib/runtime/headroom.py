@@ -3,7 +3,6 @@
 The problem: a rank that takes the last memory does not get an error. The system ends some process, perhaps the
 notebook's kernel, without a message. A full disk is an error deep in a library that names no folder. And a process that
 is killed removes no file.
-
 The idea: look before and during a run. Linux reports free memory of the machine and of a container (Colab, Binder,
 Docker). On other systems nothing is watched. A process holds a lock on its folder, which the system releases when the
 process ends: the process that makes the next folder removes all folders without a lock. Nothing here knows torch.

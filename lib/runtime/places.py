@@ -13,8 +13,7 @@ from functools import cache
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 FLOORS = [os.path.join(ROOT, name, "") for name in ("lib", "course", "book")]  # this library, and what stands on it
-_HERE = FLOORS[0]
-_MACHINE = tuple(os.path.join(_HERE, name) for name in (os.path.join("runtime", ""), "comm.py", "mesh.py"))
+_MACHINE = tuple(os.path.join(FLOORS[0], name) for name in (os.path.join("runtime", ""), "comm.py", "mesh.py"))
 _PATHS = {os.path.join(sysconfig.get_paths()[name], "") for name in ("purelib", "platlib", "stdlib")}
 _LIBRARIES = sorted(_PATHS, key=len, reverse=True)  # one may be inside another
 
@@ -22,7 +21,7 @@ cells: dict[str, str] = {}  # file name of a notebook cell -> its name in report
 
 
 def where() -> str:
-    """The caller's own line, outside this library and torch: `Cell In[5], line 3, in step: comm.send(...)`."""
+    """The reader's line that led here; without one, that of the program of this library."""
     frame, inside = sys._getframe(1), None
     while frame is not None and is_library(frame.f_code.co_filename):
         if inside is None and not frame.f_code.co_filename.startswith(_MACHINE):

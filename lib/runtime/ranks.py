@@ -38,13 +38,9 @@ class RankError(RunError):
             are "" if there was no exception.
     """
 
-    def __init__(self, message: str, rank: int, error: str = "", trace_back: str = "") -> None:
-        super().__init__(message)
+    def __init__(self, message: str, rank: int = 0, error: str = "", trace_back: str = "") -> None:
+        super().__init__(message)  # of which alone `pickle` makes it, and then adds the attributes
         self.rank, self.error, self.trace_back = rank, error, trace_back
-
-    def __reduce__(self) -> tuple:
-        """Keep all fields when it is pickled, as by a pool of processes."""
-        return type(self), (str(self), self.rank, self.error, self.trace_back)
 
 
 class RunTimeout(RunError, TimeoutError):
@@ -114,11 +110,7 @@ class Ranks:
         return sorted({watched[x] for x in connection.wait(list(watched), timeout_s)})
 
     def _hear(self, rank: int) -> None:
-        """Receive how a rank ended; if it failed, find the cause and raise it.
-
-        A rank that lost a peer is never the cause, so the error of a different rank may be raised. Of several equal
-        failures, the first in rank order is raised.
-        """
+        """Receive how a rank ended; if it failed, raise the cause: of equal failures, the first in rank order."""
         outcomes, began = {rank: self._outcome(rank)}, time.monotonic()
         self.done.add(rank)
         if outcomes[rank] == ("ok", None):

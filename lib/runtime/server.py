@@ -1,7 +1,7 @@
 """The server that ranks are forked from: one process that has imported torch and `lib`, once.
 
-The problem: a new process needs seconds to import torch. A process forked from one that already imported torch needs a
-hundredth of a second, but holds the code of that time: after an edit of `lib`, ranks would still run the old code.
+The problem: a fork is fast, but holds the code of the time of the import: after an edit of `lib`, ranks would still
+run the old code.
 The idea: a fork server (`fork_server.py`). It starts while the notebook imports torch itself, never receives a Ctrl-C,
 and runs nothing of the caller's script. When a file of `lib` was added, removed or changed, a new server replaces it.
 """

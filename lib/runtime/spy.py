@@ -37,7 +37,7 @@ _FUNCTIONAL = (  # of torch.distributed._functional_collectives: they return a n
 ).split()
 _KINDS = "all_reduce all_gather all_to_all reduce_scatter broadcast reduce gather scatter barrier send recv".split()
 
-_under_way: dict[int, tuple[dist.Work, Record]] = {}  # by id, before the wait: gloo drops a Work without references
+_under_way: dict[int, Record] = {}  # by id of the Work, before its wait: gloo drops a Work without references
 _promised: dict[int, Record] = {}  # address of a functional collective's result -> its record, until its wait
 _inside = threading.local()  # .call: a watched function may call a second one, as send calls isend
 
@@ -56,8 +56,7 @@ def watch() -> None:
     original_wait, original_wait_tensor = dist.Work.wait, functional.wait_tensor
 
     def wait(work: dist.Work, *args: object, **kwargs: object) -> bool:
-        record = _under_way.get(id(work), (None, None))[1]
-        done = _wait_for(record, original_wait, work, *args, **kwargs)
+        done = _wait_for(_under_way.get(id(work)), original_wait, work, *args, **kwargs)
         _under_way.pop(id(work), None)
         return done
 
@@ -109,7 +108,7 @@ def _keep_work(result: object, record: Record) -> bool:
     if not isinstance(result, dist.Work):
         return False
     record.launched((result,))
-    _under_way[id(result)] = result, record
+    _under_way[id(result)] = record
     return True
 
 

@@ -3,7 +3,6 @@
 The problem: every communication of the library needs these steps, which do not depend on its data. And on a laptop all
 ranks share one memory, and threads that move bytes compete with threads that compute: neither a slow network nor
 overlap can be measured, such as NVLink against Ethernet, or how much of an all-reduce hides behind backward.
-
 The idea: `collective` and `message` take the parts that differ (the function to launch, the ranks it waits for, the
 result) and return a `Pending`. Inside `with link(...)` its `wait` then sleeps until the emulated link would have
 delivered it, at the time
@@ -11,9 +10,8 @@ delivered it, at the time
     due = max(when the last of its ranks called, when their links are free) + the time that `lib.cost` gives it,
 
 so the cost model of the chapters and the emulation use one formula, and a sleeping rank leaves the processor to ranks
-that compute. Each rank enters its `due` into the call table, because other ranks may call later; the latest counts. A
-rank has one link per axis, on which transfers queue; a message occupies the link of its sender. Under torchrun ranks do
-not see each other's entries, and each uses only its own.
+that compute. Each rank enters its `due` into the call table, and the latest counts (under torchrun, only its own). A
+rank has one link per axis, on which transfers queue; a message occupies the link of its sender.
 """
 
 import time

@@ -54,8 +54,8 @@ class Job:
     fn: Callable
     args: tuple
     trace: bool
-    cells: dict[str, str] = field(default_factory=dict)  # file of a notebook cell -> its name
-    sources: dict[str, str] = field(default_factory=dict)  # file of a notebook cell -> its text, for tracebacks
+    cells: dict[str, str]  # file of a notebook cell -> its name
+    sources: dict[str, str]  # file of a notebook cell -> its text, for tracebacks
     default_dtype: torch.dtype = field(default_factory=torch.get_default_dtype)
 
 
@@ -173,13 +173,9 @@ def _where() -> tuple[str, bool]:
             lines = traceback.format_stack(frame)
             start = next((i for i, line in enumerate(lines) if _mine(line)), 0)
             parts += [f"{names.get(ident, 'a thread')}:\n"] * (ident != main) + _tidy(lines[start:])
-        may_send |= readers and not _IN_CALL & {*files} and not _waits_for_a_thread(frame)
+        joins = files[0] == threading.__file__ and frame.f_locals.get("timeout", 0) in (None, -1)  # without a limit
+        may_send |= readers and not joins and not _IN_CALL & {*files}
     return "".join(parts), may_send
-
-
-def _waits_for_a_thread(frame: types.FrameType) -> bool:
-    """Whether a thread is in `join` or `wait` of `threading`, without a time limit."""
-    return frame.f_code.co_filename == threading.__file__ and frame.f_locals.get("timeout", 0) in (None, -1)
 
 
 def _explain(error: BaseException, rank: int, world_size: int, temporary: str) -> tuple[str, Exception]:
