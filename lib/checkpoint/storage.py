@@ -147,7 +147,7 @@ class _SavePlanner(DefaultSavePlanner):
 
 
 def _items(found: dict[str, Stored]) -> list[WriteItem]:
-    """What DCP needs to know of each box to write it."""
+    """The write items of DCP, one for each box."""
     items = []
     for name, stored in found.items():
         for box, x in stored.boxes.items():
