@@ -7,7 +7,8 @@ a minute. The idea: an object that raises one clear error at once, and a search 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING
@@ -190,29 +191,26 @@ def nearest(
 
     worlds = {world} if num_ranks else {n for n in (world, *(2**k for k in range(world.bit_length()))) if n <= most}
     possible = _possible(others, counts["microbatches"], worlds)
-    in_order = sorted(possible, key=lambda layout: (changes(layout), str(layout)))
-    return next((layout for layout in in_order if _is_possible(layout.check, model, global_batch)), None)
+    for layout in sorted(possible, key=lambda layout: (changes(layout), str(layout))):
+        with suppress(ValueError):
+            layout.check(model, global_batch)
+            return layout
+    return None
 
 
-def _possible(others: Mapping[str, object], microbatches: int, worlds: set[int]) -> Iterator[Layout]:
+def _possible(others: Mapping[str, object], microbatches: int, worlds: set[int]) -> list[Layout]:
     """All degrees on so many ranks; each remaining field has its requested or its simplest value."""
     simplest = {"schedule": "1f1b", "stages_per_rank": 1, "sequence_parallel": False, "zero": 1, "recompute": "none"}
     choices = {name: {value, simplest.get(name, value)} for name, value in others.items()}
     choices["microbatches"] = {microbatches, 1, 2, 4, 8, 16}
+    found = []
     for ranks in worlds:
         for tp, pp in product(divisors(ranks), repeat=2):
             for values in product(*choices.values()) if ranks % (tp * pp) == 0 else ():
                 fields = {"dp": ranks // tp // pp, "pp": pp, "tp": tp} | dict(zip(choices, values, strict=True))
-                if _is_possible(Layout, **fields):
-                    yield Layout(**fields)
-
-
-def _is_possible(make: Callable, *args: object, **fields: object) -> bool:
-    try:
-        make(*args, **fields)
-    except (ValueError, TypeError):
-        return False
-    return True
+                with suppress(ValueError, TypeError):
+                    found.append(Layout(**fields))
+    return found
 
 
 def one_of(numbers: Iterable[int]) -> str:

@@ -17,8 +17,7 @@ An unused technique is an axis with one rank. `parallelize` does all of this, an
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from operator import attrgetter
 from typing import NamedTuple
@@ -72,11 +71,11 @@ def facts_of(
     rows, pipeline, cut = ([axis] if axis in mesh.shape.axes else [] for axis in AXES)
     tp, over, over_slices = (_group(mesh, axes) for axes in (cut, rows, rows + cut))
     used_by = next((piece.used_by for piece in pieces.values() if hasattr(piece, "used_by")), [])
-    over_users: list[Group | None] = []  # the ranks that use each parameter shared by several stages, if it crosses
+    tied: list[tuple[dict[int, str], Group | None]] = []  # the users of a weight; their ranks, if there are several
     alike: dict[tuple[int, ...], list[int]] = {}
     for users in used_by:
         ranks = tuple(sorted({rank_of[s] for s in users}))
-        over_users.append(_group(mesh, [*rows, "pp"], {"pp": ranks}) if len(ranks) > 1 else None)
+        tied.append((users, _group(mesh, [*rows, "pp"], {"pp": ranks}) if len(ranks) > 1 else None))
         if len(ranks) > 1 and (same := alike.setdefault(ranks, [*users])) != [*users]:  # they share buckets
             raise ValueError(
                 f"stages {same} share a weight, {[*users]} another, all on ranks {ranks}: cut them alike"
@@ -85,8 +84,7 @@ def facts_of(
     for number, piece in pieces.items():
         placements = {name: placement for name, (_, placement) in parts(piece).items()}
         slices = {id(getattr(m, name)) for m in piece.modules() for name in getattr(m, "partial_gradients", ())}
-        pairs = zip(used_by, over_users, strict=True)
-        shared = {users[number]: (next(iter(users.values())), both) for users, both in pairs if number in users}
+        shared = {users[number]: (next(iter(users.values())), both) for users, both in tied if number in users}
         for name, p in piece.named_parameters():
             if id(p) in found:  # by a different stage on this rank
                 found[id(p)] = replace(found[id(p)], stages=(*found[id(p)].stages, number))
@@ -176,6 +174,7 @@ class Piece(NamedTuple):
     span: slice
 
 
+@dataclass(eq=False, repr=False)
 class ParallelGPT:
     """The GPT on one rank, returned by `parallelize`; it steps, evaluates and loads together with all ranks.
 
@@ -183,30 +182,31 @@ class ParallelGPT:
         schedule: the schedule of the pipeline, with all messages and reductions.
         stages: the stages on this rank, by number.
         facts: facts of their parameters.
-        gradients: sums their gradients.
         owner: steps the parameters that this rank owns.
+        norm_over: the ranks over which the gradient norm is summed.
+        serial: key of the full `state_dict` → the name of its parameter, and its shape.
+        seed: seed of dropout; None without dropout.
+        gradients: sums their gradients.
         optimizer: the torch optimizer on the owned pieces.
+        shapes: serial name → shape, of all parameters of the full model.
     """
 
-    def __init__(
-        self,
-        mesh: Mesh,
-        schedule: Schedule,
-        stages: dict[int, Stage],
-        facts: list[Fact],
-        owner: ShardedOptimizer | FSDP,
-        norm_over: Group,
-        serial: Mapping[str, tuple[str, torch.Size]],
-        seed: int | None,
-    ) -> None:
-        self.mesh, self.dp, self.pp, self.tp = mesh, *(mesh.group(axis) for axis in AXES)
-        self.schedule, self.stages, self.facts = schedule, stages, facts
-        self.gradients, self.optimizer, self.owner = owner.gradients, owner.optimizer, owner
-        self.sharded = owner.flats
-        self._flat_of = {name: flat for flat in self.sharded for name in flat.names}
-        self._norm_over, self._serial, self._seed = norm_over, serial, seed
+    mesh: Mesh
+    schedule: Schedule
+    stages: dict[int, Stage]
+    facts: list[Fact]
+    owner: ShardedOptimizer | FSDP
+    norm_over: Group
+    serial: Mapping[str, tuple[str, torch.Size]]
+    seed: int | None
+
+    def __post_init__(self) -> None:
+        self.dp, self.pp, self.tp = (self.mesh.group(axis) for axis in AXES)
+        self.gradients, self.optimizer = self.owner.gradients, self.owner.optimizer
+        self.shapes = dict(self.serial.values())
+        self._flat_of = {name: flat for flat in self.owner.flats for name in flat.names}
         self._seeds: list[int] = []  # of dropout, per microbatch of this step
-        for stage in stages.values():
+        for stage in self.stages.values():
             stage.before = self._before
 
     def step(self, inputs_BT: Tensor, targets_BT: Tensor, max_norm: float, number: int = 0) -> Tensor:
@@ -228,9 +228,9 @@ class ParallelGPT:
         """Forward, backward and sum of gradients; return the loss of this rank's rows, as a term of the mean."""
         mine, loss = data.rows_of_rank(len(inputs_BT), self.dp.rank, self.dp.size), self.term_of(targets_BT)
         x, y = (part[mine].to(device()) for part in (inputs_BT, targets_BT))
-        if self._seed is not None:
+        if self.seed is not None:
             pieces = torch.arange(mine.start, mine.stop).tensor_split(self.schedule.num_microbatches)
-            self._seeds = [row_seed(self._seed, number, int(rows[0])) for rows in pieces]
+            self._seeds = [row_seed(self.seed, number, int(rows[0])) for rows in pieces]
         with torch.random.fork_rng(devices=[], enabled=bool(self._seeds)):
             term = execute(self.schedule, self.stages, self.pp, x, y, loss, self.gradients).loss
         self.owner.finish()
@@ -238,7 +238,7 @@ class ParallelGPT:
 
     def clip(self, max_norm: float) -> Tensor:
         """Scale all gradients so that the norm over the full model is at most `max_norm`; return the old norm, []."""
-        return self.gradients.clip(self._norm_over, max_norm)
+        return self.gradients.clip(self.norm_over, max_norm)
 
     def _before(self, microbatch: int) -> None:
         """Seed dropout for the rows of this microbatch."""
@@ -254,26 +254,20 @@ class ParallelGPT:
             x, y = inputs_BT[:1], torch.full_like(targets_BT[:1], -100)
         loss = self.term_of(targets_BT)
         schedule = self.schedule.forward_only(min(len(x), self.schedule.num_microbatches))
-        with self._evaluating():
+        modes = {module: module.training for stage in self.stages.values() for module in stage.module.modules()}
+        try:
+            for module in modes:
+                module.training = False
             term = execute(schedule, self.stages, self.pp, x.to(device()), y.to(device()), loss).loss
+        finally:
+            for module, mode in modes.items():
+                module.training = mode
         return comm.all_reduce(term, self.dp)
 
     def term_of(self, targets_BT: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
         """A function for the loss of some rows, as a term of the mean over these targets, which all ranks hold."""
         count = (targets_BT != -100).sum().to(device())
         return partial(vocab_parallel_loss, group=self.tp, count=count)
-
-    @contextmanager
-    def _evaluating(self) -> Iterator[None]:
-        """Inside, no dropout; afterwards each module has its earlier mode."""
-        modes = {module: module.training for stage in self.stages.values() for module in stage.module.modules()}
-        try:
-            for module in modes:
-                module.training = False
-            yield
-        finally:
-            for module, mode in modes.items():
-                module.training = mode
 
     @torch.no_grad()
     def full_state_dict(self) -> dict[str, Tensor]:
@@ -282,15 +276,14 @@ class ParallelGPT:
         All ranks must call it; rank 0 gets it, the others an empty dict.
         """
         self.owner.settle()
-        collected = {name: x for flat in self.sharded for name, x in flat.collect().items()}
+        collected = {name: x for flat in self.owner.flats for name, x in flat.collect().items()}
         mine = ((fact, collected.get(fact.name, fact.parameter)) for fact in self.facts)
         whole = {fact.name: unshard(x, fact.placement, fact.cut_over) for fact, x in mine}
         like = next(iter(whole.values()))
-        needed = dict(self._serial.values())
-        knows = torch.tensor([self.pp.rank if name in whole else -1 for name in needed], device=like.device)
-        for who, (name, shape) in zip(comm.all_reduce(knows, self.pp, "max"), needed.items(), strict=True):
+        knows = torch.tensor([self.pp.rank if name in whole else -1 for name in self.shapes], device=like.device)
+        for who, (name, shape) in zip(comm.all_reduce(knows, self.pp, "max"), self.shapes.items(), strict=True):
             whole[name] = comm.broadcast(whole.get(name, like.new_empty(shape)), self.pp, src=int(who))
-        return {} if self.mesh.world.rank else {key: whole[name] for key, (name, _) in self._serial.items()}
+        return {} if self.mesh.world.rank else {key: whole[name] for key, (name, _) in self.serial.items()}
 
     @torch.no_grad()
     def load_full_state_dict(self, state: Mapping[str, Tensor]) -> None:
@@ -301,9 +294,9 @@ class ParallelGPT:
             ValueError: it has a key that the model has not, or a value of a different shape or kind.
         """
         like = partial(torch.empty, dtype=self.facts[0].parameter.dtype, device="meta")
-        here = ((key, *of) for key, of in self._serial.items() if key in state)  # of a tied weight one name is enough
+        here = ((key, *of) for key, of in self.serial.items() if key in state)  # of a tied weight one name is enough
         whole = {name: fitting(state[key], key, like(shape)) for key, name, shape in here}
-        check_keys(self.shapes.keys() - whole.keys(), state.keys() - self._serial.keys())
+        check_keys(self.shapes.keys() - whole.keys(), state.keys() - self.serial.keys())
         for fact in self.facts:
             part = shard(whole[fact.name], fact.placement, fact.cut_over)
             if fact.name in self._flat_of:
@@ -324,18 +317,13 @@ class ParallelGPT:
 
     def publish(self) -> None:
         """Send filled pieces to all ranks that use them. All ranks must call it."""
-        for flat in self.sharded:
+        for flat in self.owner.flats:
             flat.copy_master()
         self.owner.publish()
 
-    @property
-    def shapes(self) -> dict[str, torch.Size]:
-        """Serial name → shape, of all parameters of the full model."""
-        return dict(self._serial.values())
-
     def memory(self) -> MemoryTracker:
         """A memory tracker with the kinds of all tensors of this rank."""
-        self._tracked = nn.ParameterList(x for flat in self.sharded for x in (flat.whole, flat.shard))
+        self._tracked = nn.ParameterList(x for flat in self.owner.flats for x in (flat.whole, flat.shard))
         tracker = MemoryTracker(*(stage.module for stage in self.stages.values()), self._tracked, self.optimizer)
         flats = [bucket.flat for bucket in self.gradients.buckets if not isinstance(bucket, Flat)]
         tracker.count_as("gradient", *flats)  # they stay allocated without a p.grad

@@ -8,9 +8,7 @@ whether all finished. When no rank is writing, rank 0 gives the checkpoint its n
 A run that is killed loses the steps since the last complete checkpoint: at most `checkpoint_every` and those during
 which it was written. A run that is asked to stop, by Ctrl-C, SIGTERM or SIGUSR1, saves first. A signal ends each
 process at a different place, and ranks that stop after different steps wait for each other forever. Here a signal only
-stores a number, which the rank checks between two steps, and all ranks take the maximum. Ranks that `lib.launch.run`
-started get no signal of the terminal: the process that started them passes it on as a file in the folder of
-checkpoints, which rank 0 looks for.
+stores a number, which the rank checks between two steps, and all ranks take the maximum.
 """
 
 from __future__ import annotations
@@ -62,7 +60,7 @@ def on_signals(wish: Callable[[int], None]) -> Iterator[None]:
 
 
 def pass_on(path: str) -> AbstractContextManager[None]:
-    """A context for the process that started the ranks: it writes a signal to a file, which rank 0 checks."""
+    """A context for the process that started the ranks, which get no signal of the terminal: a file tells rank 0."""
     name = os.path.join(path, files.STOP)
 
     def write(number: int) -> None:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -39,8 +39,7 @@ WEIGHT, STATE = "model.", "optimizer."
 METADATA = ".metadata"
 
 
-@dataclass
-class Stored:
+class Stored(NamedTuple):
     """A tensor of a checkpoint: its full shape, and its boxes on this rank."""
 
     shape: torch.Size
@@ -90,12 +89,13 @@ class Save:
 
     def __init__(self, model: ParallelGPT, folder: str) -> None:
         self.world, self.folder = model.mesh.world, folder
-        self._planner, self._writer = _SavePlanner(), FileSystemWriter(folder)
-        self._planner.set_up_planner(contents(model))
-        plans = gather(self._planner.create_local_plan(), self.world)
+        self._planner, self._writer = _SavePlanner(flatten_state_dict=False), FileSystemWriter(folder)
+        here = contents(model)
+        plans = gather(SavePlan(_items(here)), self.world)
         plans, self._metadata = self._planner.create_global_plan(plans)  # each rank computes the same
-        plan = self._planner.finish_plan(self._writer.prepare_global_plan(plans)[self.world.rank])
-        self._planner.take_copies(plan)
+        plan = self._writer.prepare_global_plan(plans)[self.world.rank]
+        tensors = _by_index(here)
+        self._planner.copies = {item.index: tensors[item.index].detach().clone().cpu() for item in plan.items}
         self._said: object = None  # the result of writing, or the error
         self._thread = threading.Thread(target=self._write, args=(plan,), daemon=True)
         self._thread.start()
@@ -140,28 +140,20 @@ class Save:
 
 
 class _SavePlanner(DefaultSavePlanner):
-    """Plans to write copies of the boxes."""
-
-    def __init__(self) -> None:
-        super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
-
-    def create_local_plan(self) -> SavePlan:
-        items = []
-        for name, stored in self.state_dict.items():
-            for box, x in stored.boxes.items():
-                data = TensorWriteData(_chunk(box), TensorProperties(dtype=x.dtype), stored.shape)
-                items.append(WriteItem(MetadataIndex(name, box.offset), WriteItemType.SHARD, tensor_data=data))
-        self.plan = SavePlan(items)
-        return self.plan
-
-    def take_copies(self, plan: SavePlan) -> None:
-        """Copy all tensors that this rank writes, so that the model may change."""
-        here = _by_index(self.state_dict)
-        self._copies = {item.index: here[item.index].detach().clone().cpu() for item in plan.items}
-        self.state_dict = {}
+    """Finds the copy of a box to write."""
 
     def lookup_object(self, index: MetadataIndex) -> Tensor:
-        return self._copies[index]
+        return self.copies[index]
+
+
+def _items(found: dict[str, Stored]) -> list[WriteItem]:
+    """The write items of DCP, one for each box."""
+    items = []
+    for name, stored in found.items():
+        for box, x in stored.boxes.items():
+            data = TensorWriteData(_chunk(box), TensorProperties(dtype=x.dtype), stored.shape)
+            items.append(WriteItem(MetadataIndex(name, box.offset), WriteItemType.SHARD, tensor_data=data))
+    return items
 
 
 def _by_index(found: dict[str, Stored]) -> dict[MetadataIndex, Tensor]:
@@ -246,28 +238,19 @@ def _read(model: ParallelGPT, folder: str) -> None:
 
 
 def read_boxes(wanted: dict[str, Stored], metadata: Metadata, folder: str) -> None:
-    """Read boxes of a checkpoint into their tensors, without communication."""
-    planner, reader = _LoadPlanner(flatten_state_dict=False), FileSystemReader(folder)
-    planner.set_up_planner(wanted, metadata)
+    """Read boxes of a checkpoint into their tensors, each from the stored boxes that overlap it, without messages."""
+    items = []
+    for name, stored in wanted.items():
+        there = metadata.state_dict_metadata[name]
+        items += create_read_items_for_chunk_list(name, there, [_chunk(box) for box in stored.boxes])
+    planner, reader = _LoadPlanner(), FileSystemReader(folder)
+    planner.tensors = _by_index(wanted)
     reader.set_up_storage_reader(metadata, is_coordinator=True)
-    reader.read_data(planner.create_local_plan(), planner).wait()
+    reader.read_data(LoadPlan(items), planner).wait()
 
 
 class _LoadPlanner(DefaultLoadPlanner):
-    """Plans to read the overlaps of stored boxes with the boxes of this rank."""
-
-    def set_up_planner(
-        self, state_dict: dict[str, Stored], metadata: Metadata | None = None, is_coordinator: bool = False
-    ) -> None:
-        self.state_dict, self.metadata = state_dict, metadata
-
-    def create_local_plan(self) -> LoadPlan:
-        items = []
-        for name, stored in self.state_dict.items():
-            there = self.metadata.state_dict_metadata[name]
-            items += create_read_items_for_chunk_list(name, there, [_chunk(box) for box in stored.boxes])
-        self._here = _by_index(self.state_dict)
-        return LoadPlan(items)
+    """Finds the tensor of a box to fill."""
 
     def lookup_tensor(self, index: MetadataIndex) -> Tensor:
-        return self._here[index]
+        return self.tensors[index]

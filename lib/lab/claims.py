@@ -80,7 +80,7 @@ def claim(
     _show(row)
     _file(row)
     if kind == "bad":
-        raise ClaimError(f"{name}: predicted {row.says_predicted}, measured {row.says_measured} ({row.verdict})")
+        raise ClaimError("{}: predicted {}, measured {} ({})".format(*row.cells))
 
 
 def _plain(x: float) -> float | int | bool:
@@ -91,25 +91,22 @@ def _plain(x: float) -> float | int | bool:
 
 class _Row:
     def __init__(self, name, predicted, measured, rel, abs, unit, relation, kind) -> None:
-        self.name, self.kind = name, kind
+        self.kind = kind
         sign = {"=": "", "<=": "≤ ", ">=": "≥ "}[relation]
         # Enough digits to show that they differ.
         shown = [(number(predicted, n), number(measured, n)) for n in range(4, 18 if kind == "bad" else 8)]
         ours, theirs = next((pair for pair in shown if pair[0] != pair[1]), shown[0])
-        self.says_predicted, self.says_measured = f"{sign}{ours} {unit}".rstrip(), f"{theirs} {unit}".rstrip()
         parts = [f"{100 * rel:g}%" if rel >= 1e-4 else f"{rel:g} of it"] * bool(rel) + [f"{abs:g}"] * bool(abs)
         within = ("holds ± " + " + ".join(parts) if parts else "exact") if relation == "=" else "holds"
-        self.verdict = {"ok": within, "busy": BUSY, "bad": "fails"}[kind]
-
-    def cells(self) -> tuple[str, str, str, str]:
-        return self.name, self.says_predicted, self.says_measured, self.verdict
+        verdict = {"ok": within, "busy": BUSY, "bad": "fails"}[kind]
+        self.cells = name, f"{sign}{ours} {unit}".rstrip(), f"{theirs} {unit}".rstrip(), verdict
 
 
 class _Table(list):
     """The claims of one cell, a `_Row` each, as a table in the notebook."""
 
     def __repr__(self) -> str:
-        rows = [HEAD, *(row.cells() for row in self)]
+        rows = [HEAD, *(row.cells for row in self)]
         widths = [max(len(row[i]) for row in rows) for i in range(4)]
         return "\n".join(f"{a:<{widths[0]}}  {b:>{widths[1]}}  {c:>{widths[2]}}  {d}".rstrip() for a, b, c, d in rows)
 
@@ -117,8 +114,8 @@ class _Table(list):
         head = "".join(f'<th scope="col">{word}</th>' for word in HEAD)
         body = "".join(
             "<tr>"
-            + "".join(f"<td>{escape(text)}</td>" for text in row.cells()[:3])
-            + f'<td class="{row.kind}">{escape(row.verdict)}</td></tr>'
+            + "".join(f"<td>{escape(text)}</td>" for text in row.cells[:3])
+            + f'<td class="{row.kind}">{escape(row.cells[3])}</td></tr>'
             for row in self
         )
         return f'<table class="claims"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
@@ -131,7 +128,7 @@ def _show(row: _Row) -> None:
     global _cell
     ipython = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
     if getattr(ipython, "kernel", None) is None:
-        print("  ".join(row.cells()))
+        print("  ".join(row.cells))
         return
     from IPython.display import display
 
@@ -149,7 +146,7 @@ def _file(row: _Row) -> None:
     if not path:
         return
     record = {"page": os.environ.get("BOOK_PAGE", "")}
-    record |= zip(("claim", "predicted", "measured", "verdict"), row.cells(), strict=True)
+    record |= zip(("claim", "predicted", "measured", "verdict"), row.cells, strict=True)
     record["machine"] = f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores"
     record["versions"] = f"Python {platform.python_version()}"
     with suppress(metadata.PackageNotFoundError):

@@ -22,14 +22,11 @@ def balanced(costs: Sequence[float], num_parts: int) -> list[range]:
     if not 1 <= num_parts <= count:
         raise ValueError(f"{count} layers cannot be cut into {num_parts} stages; use {count} stages or fewer")
     sums = [0.0, *accumulate(costs)]
-    best = [(total, [0, i]) for i, total in enumerate(sums)]  # of the first i, in 1 part
+    best = {i: (total, [0, i]) for i, total in enumerate(sums)}  # of the first i, in 1 part
     for parts in range(2, num_parts + 1):
-        ways = []
-        for i in range(count + 1):
-            found = [(float("inf"), [])]
-            for k in range(parts - 1, i):  # where the last part begins
-                found.append((max(best[k][0], sums[i] - sums[k]), [*best[k][1], i]))
-            ways.append(min(found))
+        ways = {}
+        for i in range(parts, count + 1):  # k: where the last part begins
+            ways[i] = min((max(best[k][0], sums[i] - sums[k]), [*best[k][1], i]) for k in range(parts - 1, i))
         best = ways
     return [range(a, b) for a, b in pairwise(best[count][1])]
 

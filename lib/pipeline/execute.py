@@ -7,12 +7,11 @@ a message from its receiver shows that it was used.
 Read before: `lib/pipeline/lower.py`, `lib/pipeline/stage.py`. Chapters 8 and 10.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -40,8 +39,7 @@ class Reduce(Protocol):
         """REDUCE: start the remaining sums of the stage; return the sums in flight."""
 
 
-@dataclass(frozen=True)
-class StepResult:
+class StepResult(NamedTuple):
     """The result of a step on a rank.
 
     Args:
@@ -90,13 +88,6 @@ def execute(
     Raises:
         ScheduleError: stages, ranks or rows that do not match the schedule; an output or a loss of the wrong form.
     """
-    _check_fits(schedule, stages, group, inputs, reduce)
-    return _Step(lower(schedule), stages, group, inputs, targets, loss, reduce).run()
-
-
-def _check_fits(
-    schedule: Schedule, stages: Mapping[int, Stage], group: Group, inputs: Tensor, reduce: Reduce | None
-) -> None:
     name, n, m = schedule.name, group.size, schedule.num_microbatches
     if not schedule.is_forward_only and not torch.is_grad_enabled():
         raise ScheduleError(f"{name} runs backward, but under no_grad: run it outside, or forward_only()")
@@ -111,6 +102,7 @@ def _check_fits(
         raise ScheduleError(f"{name} has a REDUCE but no object to do it: give reduce=")
     if reduce is not None and not sums and not schedule.is_forward_only:
         raise ScheduleError(f"{name} has no REDUCE, so gradients would not be summed: use with_reduce(schedule)")
+    return _Step(lower(schedule), stages, group, inputs, targets, loss, reduce).run()
 
 
 class _Step:
@@ -132,20 +124,22 @@ class _Step:
         self.last = schedule.num_stages - 1
 
     def run(self) -> StepResult:
-        slots = []
+        slots: dict[Action, Slot] = {}
         forward_only = torch.no_grad() if self.schedule.is_forward_only else nullcontext()
         with forward_only, self.reduce.no_sync() if self.reduce else nullcontext():
             for action in self.schedule.actions[self.group.rank]:
                 with comm.label(str(action)):
                     start_s = self._do(action)
-                end_s = trace.clock()
-                slots.append(Slot(self.group.rank, action, start_s, end_s))
+                slots[action] = Slot(self.group.rank, action, start_s, trace.clock())
         for pending in self.going.values():
             pending.wait()
         with comm.label("losses"):
             losses = comm.broadcast(self.losses, self.group, src=self.schedule.rank_of[self.last])
-        slots = [slot._replace(end=max([slot.end, *self._arrivals(slot.action)])) for slot in slots]
-        return StepResult(losses.sum(), losses, tuple(slots))
+        for action, sums in self.sums.items():
+            for pending in sums:
+                pending.wait()
+                slots[action] = slots[action]._replace(end=max(slots[action].end, pending.ended_s))
+        return StepResult(losses.sum(), losses, tuple(slots.values()))
 
     def _do(self, action: Action) -> float:
         """Wait for the input of an action and execute it; return its start."""
@@ -173,12 +167,6 @@ class _Step:
                 else:
                     self._backward(stage, op, m, x)
         return start_s
-
-    def _arrivals(self, action: Action) -> Iterator[float]:
-        """Times at which the sums of a REDUCE arrived; empty for compute and messages."""
-        for pending in self.sums.get(action, ()):
-            pending.wait()
-            yield pending.ended_s
 
     def _peer(self, action: Action) -> int:
         return self.schedule.rank_of[other_end(action).stage]

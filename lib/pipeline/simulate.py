@@ -130,7 +130,6 @@ NEEDS = {Op.F: [IN], Op.B: [FORWARD, BACK], Op.I: [FORWARD, BACK], Op.W: [BACKWA
 NEEDS |= {Op.SEND_F: [FORWARD], Op.SEND_B: [BACKWARD], Op.RECV_F: [], Op.RECV_B: []}  # the compute action waits
 MAKES = {Op.F: [(0, FORWARD), (1, IN)], Op.SEND_F: [(1, IN)]}  # stage offset, result
 MAKES |= {Op.B: [(0, BACKWARD), (-1, BACK)], Op.I: [(0, BACKWARD), (-1, BACK)], Op.SEND_B: [(-1, BACK)]}
-Key = tuple[int, int, int]  # stage, one of these four, microbatch
 
 
 class Wait(NamedTuple):
@@ -159,7 +158,7 @@ def simulate(schedule: Schedule, costs: Costs | None = None) -> Timeline:
     link_free: dict[tuple[int, int], float] = defaultdict(int)
     clock, place = [0] * schedule.num_ranks, [0] * schedule.num_ranks
     reduced = [0] * schedule.num_ranks  # when the link to the replicas is free
-    waiting: dict[Key, int] = {}  # the rank that waits for it
+    waiting: dict[tuple[int, int, int], int] = {}  # (stage, kind, microbatch) → the rank that waits for it
     slots: list[Slot] = []
     awake = list(range(schedule.num_ranks))
 
@@ -202,15 +201,12 @@ def simulate(schedule: Schedule, costs: Costs | None = None) -> Timeline:
         while place[rank] < len(row) and runs(rank, row[place[rank]]):
             place[rank] += 1
     if waiting:
-        raise stuck(schedule, {rank: _wait(place[rank], key) for key, rank in waiting.items()})
+        waits = {}
+        for (stage, result, m), rank in waiting.items():
+            makers = [(op, step) for op, made in MAKES.items() for step, what in made if what == result]
+            waits[rank] = Wait(place[rank], stage - makers[0][1], tuple(op for op, _ in makers), m)
+        raise stuck(schedule, waits)
     return Timeline.of(schedule, slots)
-
-
-def _wait(place: int, key: Key) -> Wait:
-    """The wait for a result, whose makers are all in one stage."""
-    stage, result, m = key
-    makers = [(op, step) for op, made in MAKES.items() for step, what in made if what == result]
-    return Wait(place, stage - makers[0][1], tuple(op for op, _ in makers), m)
 
 
 def stuck(schedule: Schedule, waits: dict[int, Wait]) -> ScheduleError:

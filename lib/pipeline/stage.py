@@ -9,6 +9,7 @@ Read before: `lib/pipeline/schedules/action.py`. Chapter 8.
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +23,7 @@ from lib.pipeline.schedules.action import Schedule, ScheduleError
 from lib.recompute import recomputed
 
 
+@dataclass(eq=False, repr=False)
 class Stage:
     """A module that runs microbatches one by one, forward and backward.
 
@@ -36,16 +38,13 @@ class Stage:
             dtype of the parameters, or the default of torch.
     """
 
-    def __init__(
-        self,
-        module: nn.Module,
-        width: int | None = None,
-        recompute: bool = False,
-        slices: int = 1,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        self.module, self.width, self.recompute = module, width, recompute
-        self.slices, self.dtype = slices, dtype
+    module: nn.Module
+    width: int | None = None
+    recompute: bool = False
+    slices: int = 1
+    dtype: torch.dtype | None = None
+
+    def __post_init__(self) -> None:
         self.before: Callable[[int], None] = lambda m: None  # called before the forward of each microbatch
         # By microbatch: input and output, with the graph between them; deferred weight gradients.
         self._ends: dict[int, tuple[Tensor, Tensor]] = {}

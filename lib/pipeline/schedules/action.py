@@ -5,7 +5,6 @@ compute its bubble before it runs, or prove that it will not hang. The idea: wri
 of small actions, `2F0` for "stage 2, forward, microbatch 0", and let the rest of the code read the list. `simulate`
 computes when each action runs, `lower` adds the messages, `prove` proves that it is right.
 
-A schedule has no times and no bubble: both follow when it is simulated or run.
 Words: a *stage* is some layers of the model, a *rank* is a process; a rank may have several stages.
 """
 
