@@ -158,6 +158,7 @@ def draw_bars(
     outline: Mapping[str, float] | None = None,
     end: float | None = None,
     form: str | None = None,
+    names: Mapping[str, str] | None = None,
     width: float = 680,
 ) -> Figure:
     """Horizontal stacked bars, a row each, then the total: memory by kind, traffic by technique.
@@ -168,6 +169,7 @@ def draw_bars(
         outline: row name to its predicted total, drawn as an outline around the measured bar.
         end: value at the right end of the axis; give it in an `Explorer` so that frames can be compared.
         form: how a value is written. Default: three digits, and thousands in groups.
+        names: kind to its words in the legend, where a picture shows something else in two colours.
     """
     if not rows or not all(rows.values()):
         raise ValueError(f"{len(rows)} rows, and some have no parts; every row needs at least one")
@@ -190,7 +192,8 @@ def draw_bars(
     left = 12 + max(text_width(name) for name in rows)
     scale = (width - left - 12 - max(text_width(words) for words in beside.values())) / high
     canvas = Canvas(alt)
-    y = canvas.head(title, legend(kinds, bool(outline)), left, width)
+    said = {KINDS[kind]: (KINDS[kind][0], words) for kind, words in (names or {}).items()}
+    y = canvas.head(title, [said.get(one, one) for one in legend(kinds, bool(outline))], left, width)
     for name, parts in rows.items():
         canvas.text(left - 10, y + 17.5, name, "end")
         at = left

@@ -319,6 +319,12 @@ def test_bars_are_as_long_as_their_values():
     assert {"8 MB", "5 MB", "plain", "ZeRO", "parameters", "optimizer states", "6", "3"} <= set(words)
 
 
+def test_colours_of_bars_can_have_names_of_the_picture():
+    rows = {"one": {"comm": 2}, "two": {"compute": 3}}
+    words = texts(draw_bars(rows, unit="%", title="t", alt="a", names={"comm": "planner"}))
+    assert "planner" in words and "compute" in words and "communication" not in words
+
+
 def test_numbers_on_bars_are_as_people_write_them():
     rows = {"small": {"parameter": 0.5, "gradient": 1.25}, "large": {"parameter": 10_860, "gradient": 10_960.4}}
     svg = draw_bars(rows, unit="GB", title="t", alt="a").svg
