@@ -1,12 +1,12 @@
-"""Figures of ranks: on the axes of a mesh, with the part of a step that each holds; and nested in nodes."""
+"""Figures of ranks: on the axes of a mesh, with the part of a step that each holds; nested in nodes; adding up."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from math import ceil, prod, sqrt
 
 from book.figures.canvas import Canvas
-from book.figures.svg import WIDE, Figure, color, drawn_twice, num
+from book.figures.svg import NARROW, OUTLINE, WIDE, Figure, color, drawn_twice, num
 
 _SENDS = {"dp": ("gradient", "dp: gradients"), "pp": ("activation", "pp: activations"), "tp": ("comm", "tp: sums")}
 _WIDE, _HIGH, _APART = 144, 84, 9  # a rank, and the gap to the next
@@ -92,3 +92,40 @@ def draw_nested(
         left, top = (left, top + high + gap) if is_down else (left + side + gap, top)
     size = (left + side + 130, top - gap + 4) if is_down else (left - gap + 6, top + side + 34)
     return canvas.figure(*size, caption)
+
+
+@drawn_twice
+def draw_sums(
+    rows: Mapping[str, tuple[Collection[int], Collection[int]]],
+    num_ranks: int,
+    *,
+    title: str,
+    alt: str,
+    caption: str = "",
+    width: float = WIDE,
+) -> Figure:
+    """Over which ranks the gradients of some parameters are summed: a row for each parameter, a column for each rank.
+
+    Args:
+        rows: name of a parameter → the ranks that add up with rank 0, and all ranks that hold its elements.
+    """
+    canvas, named = Canvas(alt), 0 if width <= NARROW else 210
+    legend = [("gradient", "adds its gradient"), ("param", "holds the same, and has the same gradient")]
+    y = canvas.head(title, [*legend, ("outline", "holds something else")], 0, width) + 8
+    across, high = min(56.0, (width - named) / num_ranks), 26
+    for rank in range(num_ranks):
+        canvas.note(named + (rank + 0.5) * across, y + 12, str(rank), "middle")
+    canvas.note(named - 12 if named else 0, y + (12 if named else -3), "rank", "end" if named else "")
+    y += 20
+    for name, (adds, holds) in rows.items():
+        canvas.text(0, y + (17 if named else 15), name)
+        top = y if named else y + 22
+        for rank in range(num_ranks):
+            x, ink = named + rank * across, "gradient" if rank in adds else "param"
+            if rank not in holds:
+                canvas.rect(x + 2, top, across - 4, high, fill="none", **OUTLINE)
+                continue
+            canvas.bars(ink).rect(x + 2, top, across - 4, high)
+            canvas.words_on(ink).text(x + across / 2, top + 18, "+" if rank in adds else "=")
+        y = top + high + 10
+    return canvas.figure(named + num_ranks * across, y, caption)
