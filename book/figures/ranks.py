@@ -160,7 +160,7 @@ def draw_boxes(
         k, a, b = max(parts, key=lambda part: part[2] - part[1])
         canvas.words_on(f"rank-{k}").text(right + side / 2, y + high * (a + b) / 2 + 4, f"rank {rank}")
         if len(parts) > 1:
-            canvas.note(right - 8, y + high * (first + last) / 2 + 4, f"reads {len(parts)} boxes", "end")
+            canvas.note(right - 8, y + high * (first + last) / 2 - 8, f"reads {len(parts)} boxes", "end")
     for _, last in boxes[:-1]:
         at = num(y + high * last - 1)
         canvas.path(f"M{num(side)} {at}H{num(right)}", **line)
