@@ -1,12 +1,15 @@
-"""Figures of ranks: on the axes of a mesh, with the part of a step that each holds; and nested in nodes."""
+"""Figures of ranks: on the axes of a mesh, with the part of a step that each holds; nested in nodes.
+
+Also over which ranks gradients are summed, and which boxes of a saved matrix a rank reads.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from math import ceil, prod, sqrt
 
 from book.figures.canvas import Canvas
-from book.figures.svg import WIDE, Figure, color, drawn_twice, num
+from book.figures.svg import NARROW, WIDE, Figure, color, drawn_twice, num
 
 _SENDS = {"dp": ("gradient", "dp: gradients"), "pp": ("activation", "pp: activations"), "tp": ("comm", "tp: sums")}
 _WIDE, _HIGH, _APART = 144, 84, 9  # a rank, and the gap to the next
@@ -92,3 +95,73 @@ def draw_nested(
         left, top = (left, top + high + gap) if is_down else (left + side + gap, top)
     size = (left + side + 130, top - gap + 4) if is_down else (left - gap + 6, top + side + 34)
     return canvas.figure(*size, caption)
+
+
+@drawn_twice
+def draw_sums(
+    rows: Mapping[str, tuple[Collection[int], Collection[int]]],
+    num_ranks: int,
+    *,
+    title: str,
+    alt: str,
+    caption: str = "",
+    width: float = WIDE,
+) -> Figure:
+    """Over which ranks the gradients of some parameters are summed: a row for each parameter, a column for each rank.
+
+    Args:
+        rows: name of a parameter → the ranks that add up with rank 0, and all ranks that hold its elements.
+    """
+    canvas, named = Canvas(alt), 0 if width <= NARROW else 210
+    legend = [("gradient", "adds its gradient"), ("param", "holds the same, and has the same gradient")]
+    y = canvas.head(title, legend, 0, width) + 8
+    across, high = min(56.0, (width - named) / num_ranks), 26
+    for rank in range(num_ranks):
+        canvas.note(named + (rank + 0.5) * across, y + 12, str(rank), "middle")
+    canvas.note(named - 12 if named else 0, y + (12 if named else -3), "rank", "end" if named else "")
+    y += 20
+    for name, (adds, holds) in rows.items():
+        canvas.text(0, y + (17 if named else 15), name)
+        top = y if named else y + 22
+        for rank in range(num_ranks):
+            x, ink = named + rank * across, "gradient" if rank in adds else "param"
+            if rank not in holds:
+                canvas.rect(x + 2, top, across - 4, high, fill="none", stroke=color("idle-line"))
+                continue
+            canvas.bars(ink).rect(x + 2, top, across - 4, high)
+            canvas.words_on(ink).text(x + across / 2, top + 18, "+" if rank in adds else "=")
+        y = top + high + 10
+    return canvas.figure(named + num_ranks * across, y, caption)
+
+
+@drawn_twice
+def draw_boxes(
+    saved: int, read: int, rows: int, *, title: str, alt: str, caption: str = "", width: float = WIDE
+) -> Figure:
+    """A matrix whose rows some ranks saved, a box each, and which rows of it a different number of ranks reads.
+
+    Args:
+        saved, read: ranks of the run before and of the run after; they cut the rows as evenly as they can.
+    """
+    canvas = Canvas(alt)
+    y, high, side = 46 + canvas.title(title, width), 15, min(230, 0.36 * width)
+    right, line = width - side, {"stroke": color("text"), "stroke_width": 1.2, "stroke_dasharray": "4 3"}
+    for left, words in ((0, f"{saved} ranks save"), (right, f"{read} ranks read")):
+        canvas.text(left, y - 9, words)
+    boxes, wanted = ([(rows * k // n, rows * (k + 1) // n) for k in range(n)] for n in (saved, read))
+    for rank, (first, last) in enumerate(boxes):
+        canvas.bars(f"rank-{rank}").rect(0, y + high * first, side, high * (last - first) - 2)
+        canvas.words_on(f"rank-{rank}").text(side / 2, y + high * (first + last) / 2 + 4, f"box of rank {rank}")
+    for rank, (first, last) in enumerate(wanted):
+        parts = [(k, max(first, a), min(last, b)) for k, (a, b) in enumerate(boxes) if max(first, a) < min(last, b)]
+        for k, a, b in parts:
+            gap = 2 if b == last else 0
+            canvas.bars(f"rank-{k}").rect(right, y + high * a, side, high * (b - a) - gap, radius=0)
+        k, a, b = max(parts, key=lambda part: part[2] - part[1])
+        canvas.words_on(f"rank-{k}").text(right + side / 2, y + high * (a + b) / 2 + 4, f"rank {rank}")
+        if len(parts) > 1:
+            canvas.note(right - 8, y + high * (first + last) / 2 - 8, f"reads {len(parts)} boxes", "end")
+    for _, last in boxes[:-1]:
+        at = num(y + high * last - 1)
+        canvas.path(f"M{num(side)} {at}H{num(right)}", **line)
+    return canvas.figure(width, y + high * rows + 4, caption)

@@ -24,7 +24,7 @@ from book.figures.matrices import attention_cut, column_cut, draw_layer, mlp_cut
 from book.figures.memory import draw_memory
 from book.figures.moves import draw_before_after, draw_collectives, draw_step
 from book.figures.pipelines import draw_bubble, draw_dilution, draw_kept
-from book.figures.ranks import draw_nested, draw_rank
+from book.figures.ranks import draw_boxes, draw_nested, draw_rank, draw_sums
 from book.figures.scatter import Dot, draw_scatter
 from book.figures.schedule import draw_block, draw_gantt, draw_messages
 from book.figures.svg import NARROW, READABLE_PX, SMALLEST_PX, WIDE, Figure, color, variables
@@ -167,6 +167,8 @@ FIGURES = {
     },
     "rank": lambda: draw_rank(2, {"dp": 2, "pp": 2, "tp": 2}, alt="a"),
     "nested": lambda: draw_nested(LEVELS, alt="a"),
+    "sums": lambda: draw_sums({"a norm": ((0, 4), (0, 1, 4, 5))}, 8, title="t", alt="a"),
+    "boxes": lambda: draw_boxes(2, 3, 12, title="t", alt="a"),
     "messages": lambda: draw_messages(one_f_one_b(3, 3), **ABOUT),
     "schedule": lambda: draw_gantt(simulate(zb_v(4, 8)), **ABOUT),
     "sooner": lambda: draw_gantt({make.__name__: simulate(make(4, 8)) for make in (one_f_one_b, zb_h1)}, **ABOUT),

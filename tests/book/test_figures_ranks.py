@@ -2,7 +2,7 @@
 
 import re
 
-from book.figures.ranks import draw_nested, draw_rank
+from book.figures.ranks import draw_boxes, draw_nested, draw_rank, draw_sums
 from book.figures.svg import color
 from tests.book.drawn import texts
 
@@ -25,3 +25,15 @@ def test_groups_in_groups_have_as_many_tiles_as_they_have_members():
     (first,) = re.findall(rf'<g fill="{re.escape(color("series-0", True))}">(.*?)</g>', figure.svg)
     (others,) = re.findall(rf'<g fill="{re.escape(color("series-1", True))}">(.*?)</g>', figure.svg)
     assert (first.count("<rect"), others.count("<rect")) == (2, 8 + 15 + 127)
+
+
+def test_each_rank_adds_or_holds_the_same_or_something_else():
+    figure = draw_sums({"a norm": ((0, 4), (0, 1, 4, 5)), "a matrix": ((0, 4), (0, 4))}, 8, title="t", alt="a")
+    assert [texts(figure).count(sign) for sign in "+="] == [4, 2]
+    assert figure.svg.count('fill="none"') == 2 * 8 - 6
+
+
+def test_a_rank_reads_each_box_that_overlaps_its_rows():
+    said = texts(draw_boxes(2, 3, 12, title="t", alt="a"))
+    assert [words for words in said if "box" in words] == ["reads 2 boxes", "box of rank 0", "box of rank 1"]
+    assert not [words for words in texts(draw_boxes(2, 4, 12, title="t", alt="a")) if "reads" in words]
