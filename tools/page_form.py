@@ -175,13 +175,13 @@ def printed_lines(call: ast.Call, notebook) -> int:
 # ---- what the form asks ----------------------------------------------------------------------------------------------
 
 
-def problems(notebook, most: dict[str, int] = MOST) -> list[str]:
+def problems(notebook) -> list[str]:
     """Where a page in this form breaks it, a sentence each; none for a page that is not."""
     if not in_form(notebook):
         return []
     size = measure(notebook)
     counted = {"words": size.words, "lines of visible code": size.lines, "minutes to read": size.minutes}
-    found = [f"{n} {what}, at most {most[what]}" for what, n in counted.items() if n > most[what]]
+    found = [f"{n} {what}, at most {MOST[what]}" for what, n in counted.items() if n > MOST[what]]
     found += hidden_names(notebook)
     for cell in notebook.cells:
         found += [problem for guess in GUESS.findall(cell.source) for problem in problems_of_guess(guess)]
