@@ -77,7 +77,8 @@ class Number:
         if other.kind == "constant":
             if self.decimals and not other.decimals:
                 return False
-            return any(math.isclose(other.value / unit, self.value, rel_tol=1e-9) for unit in {1.0, self.unit})
+            units = {self.unit, 1.0} if self.unit == 0.01 else {self.unit}  # percents are written as such, too
+            return any(math.isclose(other.value / unit, self.value, rel_tol=1e-9) for unit in units)
         if self.kind == other.kind:
             return abs(other.value * other.unit / self.unit - self.value) < self.within
         units = {1.0, self.unit} if not other.kind else {1.0} if not self.kind else set()  # a table's head has it

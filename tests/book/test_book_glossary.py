@@ -1,9 +1,15 @@
-"""The glossary's extension, on a Sphinx project of a few lines."""
+"""The glossary's extension, on a Sphinx project of a few lines; and the words of the book's pages, in their order."""
 
+import re
+from pathlib import Path
+
+import jupytext
 import pytest
 
 from tests.book.book_project import build, load, soup
+from tests.book.test_repository import tool
 
+ROOT = Path(__file__).resolve().parents[2]
 glossary = load("book_glossary")
 
 RING = "# Rings\n\n## Key terms\n\n**Rank**: one process. **Ring**: each rank sends to *the next*.\n"
@@ -55,3 +61,49 @@ def test_anchor_keeps_letters_of_any_alphabet():
     names = ["All-gather", "α–β model", "Model", "2(n−1)/n"]
     assert len({glossary.anchor(name) for name in names}) == len(names)
     assert glossary.anchor("All-gather") == "term-all-gather"
+
+
+# A word that an earlier page uses before the page that lists it among its key terms, and why that is no riddle.
+BEFORE_ITS_PAGE = {
+    ("Collective", "00"): "named as what the book explains",
+    ("Group", "00"): "named as what the book explains",
+    ("Head", "00"): "explained there",
+    ("Head", "01"): "explained there",
+    ("Head", "05"): "explained in chapter 1",
+    ("Logits", "01"): "explained there",
+    ("Dropout mask", "01"): "a word of PyTorch's users",
+    ("Stage", "04"): "of ZeRO, explained there",
+    ("Stage", "05"): "of ZeRO",
+    ("Stage", "07"): "with a link to the chapter that cuts by depth",
+    ("Axis", "07"): "in a sentence about what the next part of the book brings",
+    ("Layout", "06"): "DTensor's word, explained there",
+    ("Layout", "07"): "DTensor's word",
+    ("Planner", "01"): "explained there",
+    ("Planner", "05"): "explained in chapter 1",
+    ("Planner", "06"): "explained in chapter 1",
+    ("Planner", "07"): "explained in chapter 1",
+    ("Stack", "00"): "a stack of blocks",
+}
+
+
+def test_no_page_uses_a_term_that_a_later_page_explains():
+    """The book reads from its first page to its last: as one PDF it has nobody to look a word up."""
+    form = tool("page_form")
+    texts, first = {}, {}
+    for path in sorted(ROOT.glob("chapters/[0-9][0-9]_*.md")):
+        notebook = jupytext.read(path)
+        texts[path.stem[:2]] = form.prose(notebook)
+        for cell in notebook.cells:
+            listed = (
+                cell.source.partition("## Key terms")[2].partition("\n## ")[0] if cell.cell_type == "markdown" else ""
+            )
+            for term in re.findall(r"\*\*([^*]+)\*\*:", listed):
+                first.setdefault(term, path.stem[:2])
+    early = {
+        (term, page)
+        for term, explained in first.items()
+        for page, text in texts.items()
+        if page < explained and re.search(rf"\b{re.escape(term)}(?:s|es)?\b", text, re.IGNORECASE)
+    }
+    assert len(first) > 60
+    assert early == {*BEFORE_ITS_PAGE}
