@@ -120,7 +120,8 @@ def _scene(run: _Backward, width: float) -> Scene:
         return Thing(*place, ink, _fitting(words, long))
 
     def bucket(k: int, now_s: float) -> Iterator[tuple[str, Thing]]:
-        share, (start_s, end_s), x, y = run.shares[k], run.travels_s[k], left, TOP + ROW * k
+        share, (start_s, end_s), x = run.shares[k], run.travels_s[k], left
+        y = TOP + ROW * (len(run.shares) - 1 - k)  # up from the loss, as the layers
         made = [i for i in share if run.exists_s[i] <= now_s]
         is_away, is_back = start_s < now_s < end_s, now_s >= end_s
         row = x, y, sum(wide[i] + GAP for i in share) - GAP, HIGH
