@@ -91,7 +91,10 @@ INKS = {"computes": "forward", "waits": "comm", "idles": "idle"}
 KINDS = {"computes": "computes", "waits": "waits for messages", "idles": "idles"}
 SENT = "series-1"  # not the colour of waiting: most of what is sent is hidden
 TORN = 5, 14, 19  # pixels from the end of a bar that goes on
-MODELLED = "Modelled by lib.planner: Llama 2 70B on {} H100, 1,024 sequences of 4,096 tokens in a step."
+MODELLED = (
+    "Modelled by lib.planner: Llama 2 70B on {gpus} H100, 1,024 sequences of 4,096 tokens in a step, one at a time; large "
+    "matmuls at {share:.0%} of the peak, {link:.0f} GB/s from a GPU inside a node, {network:.0f} GB/s out of it."
+)
 
 
 @drawn_twice
@@ -125,7 +128,9 @@ def our_run(after: int, *, since: int | None = None, width: float = 680) -> Figu
     top = axis.name(top + 44, "a step", _step_words(now, was))
     parts = {INKS[kind]: value / MOST_S for kind, value in now.seconds.items()}
     axis.bar(top, parts, was and was.step_s / MOST_S)
-    return canvas.figure(width, top + 34, MODELLED.format(now.layout.gpus))
+    device, stack = RUN.cluster.device, RUN.stack
+    speeds = {"share": stack.matmul_share, "link": device.link_Bps / 1e9, "network": device.network_Bps / 1e9}
+    return canvas.figure(width, top + 34, MODELLED.format(gpus=now.layout.gpus, **speeds))
 
 
 @dataclass(frozen=True)
