@@ -92,8 +92,8 @@ KINDS = {"computes": "computes", "waits": "waits for messages", "idles": "idles"
 SENT = "series-1"  # not the colour of waiting: most of what is sent is hidden
 TORN = 5, 14, 19  # pixels from the end of a bar that goes on
 MODELLED = (
-    "Modelled by lib.planner: Llama 2 70B on {gpus} H100, 1,024 sequences of 4,096 tokens in a step, one at a time; large "
-    "matmuls at {share:.0%} of the peak, {link:.0f} GB/s from a GPU inside a node, {network:.0f} GB/s out of it."
+    "Modelled by lib.planner: Llama 2 70B on {gpus} H100, 1,024 sequences of 4,096 tokens in a step, one at a time; "
+    "large matmuls at {share:.0%} of the peak, {link:.0f} GB/s from a GPU inside a node, {network:.0f} GB/s out of it."
 )
 
 
