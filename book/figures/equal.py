@@ -61,9 +61,8 @@ def draw_equal(
         canvas.note(right, y - 6, reference[0], "end")
     for step, words in (changes or {}).items():
         x = across(step + 0.5)
-        canvas.path(
-            f"M{num(x)} {num(top)}V{num(top + CURVE + 46 + APART)}", stroke=color("soft"), stroke_dasharray="5 3"
-        )
+        both = f"M{num(x)} {num(top)}v{CURVE}m0 46v{APART}"  # the names between the two stay free
+        canvas.path(both, stroke=color("soft"), stroke_dasharray="5 3")
         canvas.note(x + 5, top + 10, words)
     line = "L".join(f"{num(across(i))} {num(of_loss(loss))}" for i, loss in enumerate(curve))
     canvas.layer(BARS, stroke=color("series-0", True), stroke_width=2.6, stroke_linejoin="round").path(f"M{line}")
