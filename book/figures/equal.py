@@ -25,6 +25,7 @@ def draw_equal(
     alt: str,
     caption: str = "",
     reference: tuple[str, float] | None = None,
+    changes: Mapping[int, str] | None = None,
     width: float = 680,
 ) -> Figure:
     """The losses of the first run, and the relative difference of each other run to it.
@@ -33,6 +34,7 @@ def draw_equal(
         losses: name to one loss per step, two to four runs. A difference of 0 is drawn on the ground.
         limit: the largest difference that is allowed, a dashed line.
         reference: words and height of a line across the losses.
+        changes: the last step before a change → what begins after it, a line down both curves.
     """
     (first, curve), *others = losses.items()
     if not 1 <= len(others) <= len(_MARKS) or any(len(run) != len(curve) for _, run in others):
@@ -57,6 +59,11 @@ def draw_equal(
         y = of_loss(reference[1])
         canvas.path(f"M{num(left)} {num(y)}H{num(right)}", stroke=color("soft"), stroke_dasharray="5 3")
         canvas.note(right, y - 6, reference[0], "end")
+    for step, words in (changes or {}).items():
+        x = across(step + 0.5)
+        both = f"M{num(x)} {num(top)}v{CURVE}m0 46v{APART}"  # the names between the two stay free
+        canvas.path(both, stroke=color("soft"), stroke_dasharray="5 3")
+        canvas.note(x + 5, top + 10, words)
     line = "L".join(f"{num(across(i))} {num(of_loss(loss))}" for i, loss in enumerate(curve))
     canvas.layer(BARS, stroke=color("series-0", True), stroke_width=2.6, stroke_linejoin="round").path(f"M{line}")
 

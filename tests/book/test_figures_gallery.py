@@ -185,6 +185,7 @@ FIGURES = {
         {"1 rank": [5.0, 4.0, 3.0], "2 ranks": [5.0, 4 + 1e-15, 3.0], "4 ranks": [5.0, 4.0, 3 + 1e-13]},
         limit=1e-9,
         reference=("byte frequencies alone", 4.2),
+        changes={1: "4 ranks"},
         **ABOUT,
     ),
     "bubble": lambda: draw_bubble(simulate(gpipe(8, 16)), **ABOUT),
