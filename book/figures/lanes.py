@@ -28,6 +28,7 @@ KINDS = {  # the kinds of bars: colour and name in the legend
     "optimizer state": ("opt", "optimizer states"),
     "activation": ("activation", "activations"),
     "other": ("soft", "other"),
+    "memory": ("soft", "memory of a GPU"),
 }
 IDLE = 42.0  # pixels to the right of an axis that the idle shares end at
 COMPUTE, NETWORK = "compute", "network"  # a rank's lanes; idle time is hatched everywhere but on the network

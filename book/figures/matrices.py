@@ -30,6 +30,7 @@ class Matrix(NamedTuple):
         kind: `activation`, `parameter` or `gradient`.
         sections: widths of the matrices side by side in it, each cut separately; empty if it is one matrix.
         copies: for each section, how many neighbouring ranks have the same part.
+        words: written below its size, instead of the words for its cut.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Matrix(NamedTuple):
     kind: str = "activation"
     sections: tuple[int, ...] = ()
     copies: tuple[int, ...] = ()
+    words: str = ""
 
 
 class Communication(NamedTuple):
@@ -158,7 +160,9 @@ def _matrix(canvas: Canvas, matrix: Matrix, ranks: int, x: float, middle: float,
     rows, columns = part_of(matrix, ranks)
     high, wide, ink = cell * matrix.rows, cell * matrix.columns, INKS[matrix.kind]
     whole = f"[{matrix.rows}, {matrix.columns}]"
-    mine = {"whole": "on each", "partial": "partial sums"}.get(matrix.cut, f"each [{rows}, {columns}]")
+    mine = matrix.words or {"whole": "on each", "partial": "partial sums"}.get(
+        matrix.cut, f"each [{rows}, {columns}]"
+    )
     sheets = min(ranks - 1, 3) if matrix.cut == "partial" else 0
     room = max(wide + 5 * sheets, *(text_width(text, SMALLEST_PX) for text in (matrix.name, whole, mine)))
     left, top = x + (room - wide - 5 * sheets) / 2, middle - high / 2

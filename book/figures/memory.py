@@ -27,6 +27,7 @@ def draw_memory(
     caption: str = "",
     unit: str = "MB",
     predicted: Mapping[str, float] | None = None,
+    at_peak: str = "",
     width: float = 680,
     height: float = 300,
 ) -> Figure:
@@ -37,6 +38,7 @@ def draw_memory(
         memory: a tracker that has been entered.
         unit: of the axis, decimal: `B`, `kB`, `MB` or `GB`.
         predicted: name to a number of bytes, drawn as a dashed line ("predicted peak": 3_500_000).
+        at_peak: written above the highest sample, with an arrow to it.
         width, height: of the drawing in pixels.
     """
     if unit not in UNITS:
@@ -73,6 +75,11 @@ def draw_memory(
         plot.axes.axhline(level, label=label, color=INK["text"], linewidth=1.4, linestyle=(0, (3.6, 1.8)))
         if not in_legend:
             plot.canvas.text(plot.right - 8, plot.at(0, level)[1] - 5, words, "end", font_size=SMALLEST_PX)
+    if at_peak:
+        totals = [usage["total"] for usage in samples]
+        x, y = plot.at(totals.index(max(totals)) + 0.5, max([max(totals) / UNITS[unit], *levels.values()]))
+        plot.canvas.text(x, y - 5, "↓", "middle", font_size=SMALLEST_PX)
+        plot.canvas.text(x - 7, y - 5, at_peak, "end", font_size=SMALLEST_PX)
     return plot.figure(caption)
 
 

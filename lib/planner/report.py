@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from itertools import accumulate, groupby
 
 from lib.cost.bubble import bubble
+from lib.cost.comm import block_wire_bytes
 from lib.cost.hardware import device_text
 from lib.cost.models import NOT_MODELLED, model_text
 from lib.cost.sizes import ModelShape
@@ -270,5 +271,15 @@ def _sends(training: Training, layout: Layout4D) -> list[dict]:
             took, waited = getattr(whole, axis), getattr(seen, axis)
             where = "inside a node" if reach <= cluster.per_node else "between nodes"
             where += f" at {each / took / 1e9:.1f} GB/s: {took:.2f} s, {waited:.2f} s of them not hidden"
+            each *= _sent_again(layout) if axis == "tp" else 1
             sends.append({"what": f"{axis}: {what}", "calls": None, "bytes": (each, each), "where": where})
     return sends
+
+
+def _sent_again(layout: Layout4D) -> float:
+    """Bytes of tensor-parallel messages, over those that take time: what column layers gather again, backward hides."""
+    how = {
+        "recompute": "full" if layout.recompute == "full" else "none",
+        "sequence_parallel": layout.sequence_parallel,
+    }
+    return block_wire_bytes(1, 2, **how) / block_wire_bytes(1, 2, **how, regather=False)

@@ -40,7 +40,7 @@ def test_each_gradient_ends_in_the_bucket_that_the_library_puts_it_in():
             assert gradient.y == row.y and row.x <= gradient.x <= row.x + row.width - gradient.width + 1e-6, name
         rows = [last[f"row {k}"] for k in range(len(buckets))]
         assert [row.ink for row in rows] == ["frame"] * len(buckets)
-        assert all(above.y + above.height < below.y for above, below in zip(rows, rows[1:], strict=False))
+        assert all(below.y > above.y + above.height for below, above in zip(rows, rows[1:], strict=False)), "up"
         first = gradients()[0][1]
         wide = [last[f"gradient {i}"].width - 2 for i in range(len(gradients()))]
         assert wide == pytest.approx([p.nbytes * wide[0] / first.nbytes for _, p in gradients()]), "width is bytes"

@@ -106,8 +106,9 @@ def _scene(run: _Backward, width: float) -> Scene:
     canvas.text(0, 15, "layers", font_weight=650)
     canvas.text(left, 15, "buckets", font_weight=650)
     canvas.text((left - 22) / 2, lanes - 37, "loss", "middle")
-    for k in range(len(run.shares)):
-        canvas.text(left, TOP + HIGH + 15 + ROW * k, f"bucket {k}")
+    rows = [TOP + ROW * k for k in reversed(range(len(run.shares)))]  # up from the loss, as the layers
+    for k, y in enumerate(rows):
+        canvas.text(left, y + HIGH + 15, f"bucket {k}")
     for k, lane in enumerate(("backward", "network")):
         canvas.text(0, lanes + 17 + LANE * k, lane)
     over = ZERO + a_second * run.backward_s
@@ -120,7 +121,7 @@ def _scene(run: _Backward, width: float) -> Scene:
         return Thing(*place, ink, _fitting(words, long))
 
     def bucket(k: int, now_s: float) -> Iterator[tuple[str, Thing]]:
-        share, (start_s, end_s), x, y = run.shares[k], run.travels_s[k], left, TOP + ROW * k
+        share, (start_s, end_s), x, y = run.shares[k], run.travels_s[k], left, rows[k]
         made = [i for i in share if run.exists_s[i] <= now_s]
         is_away, is_back = start_s < now_s < end_s, now_s >= end_s
         row = x, y, sum(wide[i] + GAP for i in share) - GAP, HIGH

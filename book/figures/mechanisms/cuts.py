@@ -9,18 +9,16 @@ from typing import NamedTuple
 from book.figures.canvas import Canvas
 from book.figures.player import NARROW, Beat, Player, Scene, Thing
 from book.figures.svg import SMALLEST_PX, text_width
-from lib.cost.comm import block_calls, wire_bytes, zero_wire_bytes
-from lib.cost.sizes import MODELS
 
 SIDE = 4  # rows of the batch, layers and columns of the model
 ROW, PILL, GAP = 18, 19, 22  # pixels: from row to row of the batch; height of a message; between ranks of one copy
 EDGE = 5  # pixels left free at either side
 TECHNIQUES = {  # the dimension that is cut → the technique: what its ranks send
-    "batch": "data parallelism: gradients, {all_reduce:g} times their bytes.",
-    "state": "ZeRO-3: weights, then gradients: {zero:g} times the bytes of all weights.",
-    "width": "tensor parallelism: activations, {in_a_layer} all-reduces in a layer.",
-    "depth": "pipeline parallelism: activations to the next, gradients back.",
-    "batch, depth, width": "all three: gradients between the copies, activations across and down.",
+    "batch": "data parallelism: gradients, because all copies take the same step.",
+    "state": "ZeRO-3: weights to every rank that computes with them, and gradients.",
+    "width": "tensor parallelism: activations, several times in every layer.",
+    "depth": "pipeline parallelism: activations to the next rank, and their gradients back.",
+    "batch, depth, width": "all three: gradients between the copies, activations inside each of them.",
 }
 NAMES = {"batch": "Data", "state": "ZeRO", "width": "Tensor", "depth": "Pipeline", "batch, depth, width": "3D"}
 CELLS = list(product(range(SIDE), repeat=2))  # (layer, column)
@@ -55,7 +53,7 @@ def play_cuts(cuts: Mapping[str, Cut]) -> Player:
     ]
     for k, parts in enumerate(map(_Parts, cuts.values())):
         told.append((NAMES[parts.axes], _sentence(parts), 2 * k + 2))
-    told.append(("All", "Every technique is one cut and one message.", 2 * len(cuts) + 1))
+    told.append(("All", "Each technique is a cut, and the cut decides what must be sent.", 2 * len(cuts) + 1))
     return Player("A training step, cut over ranks", lambda width: _scene(cuts, width), [Beat(*one) for one in told])
 
 
@@ -239,9 +237,7 @@ def _overview(cuts: Mapping[str, Cut], width: float) -> dict[str, Thing]:
 
 def _sentence(parts: _Parts) -> str:
     """What the ranks have after the cut, and what they send."""
-    n, (name, message) = parts.ranks, TECHNIQUES[parts.axes].split(": ", 1)
-    numbers = {"all_reduce": wire_bytes("all_reduce", 1, n), "zero": zero_wire_bytes(3, 1, n)}
-    numbers["in_a_layer"] = sum(block_calls(MODELS["7B"], 1, 2, n).values())
+    name, message = TECHNIQUES[parts.axes].split(": ", 1)
     batch, model = ("the whole" if len(of) == 1 else f"1/{len(of)} of the" for of in (parts.copies, parts.shares))
     has = f"{batch} batch and {'keeps ' if parts.keeps else ''}{model} model"
-    return f"{name[0].upper()}{name[1:]}: each rank has {has}. It sends {message.format(**numbers)}"
+    return f"{name[0].upper()}{name[1:]}: each rank has {has}. It sends {message}"
