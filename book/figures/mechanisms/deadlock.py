@@ -47,14 +47,16 @@ def play_deadlock(messages: Sequence[str]) -> Player:
     n, told = len(messages), list(_moments(messages))
     ends = [0, 1, *range(n, len(told))]  # the sends between the first and the last are one beat
     beats = [Beat(told[moment].name, told[moment].sentence, moment) for moment in dict.fromkeys(ends)]
-    title = f"{n} ranks with a message for the right neighbour: send, then recv; and exchange"
+    whom = "each with a message for the other" if n == 2 else "with a message for the right neighbour"
+    title = f"{n} ranks, {whom}: send, then recv; and exchange"
     return Player(title, lambda width: _scene(messages, width), beats)
 
 
 def _moments(messages: Sequence[str]) -> Iterator[_Moment]:
     n, program, calls = len(messages), "send, then recv", {}
     both_or_all = "Both" if n == 2 else f"All {n}"
-    said = f"Each of {n} ranks has a message for its right neighbour. It sends, then it receives. Does this end?"
+    right_or_other, left_or_other = ("the other",) * 2 if n == 2 else ("its right neighbour", "its left neighbour")
+    said = f"Each of {n} ranks has a message for {right_or_other}. It sends, then it receives. Does this end?"
     yield _Moment("Before", program, {}, 0, said)
     for rank in range(n):
         right = (rank + 1) % n
@@ -69,7 +71,7 @@ def _moments(messages: Sequence[str]) -> Iterator[_Moment]:
     said = "Exchange starts both calls, then waits: each send meets its recv, and no rank is stuck."
     yield _Moment("Exchange", "exchange", both, 0, said)
     yield _Moment("In flight", "exchange", both, 0.5, f"{both_or_all} messages cross at the same time.")
-    said = f"{both_or_all} have arrived in the time of one. Each rank has the message of its left neighbour."
+    said = f"{both_or_all} have arrived in the time of one. Each rank has the message of {left_or_other}."
     yield _Moment("Arrived", "exchange", {}, 1, said)
 
 
