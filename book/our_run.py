@@ -88,8 +88,13 @@ STATIONS = {  # by the chapter after which the run is like this
 }
 MOST_S, MOST_SENT_BYTES = 90.0, 9e12  # at the end of an axis
 INKS = {"computes": "forward", "waits": "comm", "idles": "idle"}
+KINDS = {"computes": "computes", "waits": "waits for messages", "idles": "idles"}
+SENT = "series-1"  # not the colour of waiting: most of what is sent is hidden
 TORN = 5, 14, 19  # pixels from the end of a bar that goes on
-MODELLED = "Modelled by lib.planner: Llama 2 70B on {} H100, 1,024 sequences of 4,096 tokens in a step."
+MODELLED = (
+    "Modelled by lib.planner: Llama 2 70B on {gpus} H100, 1,024 sequences of 4,096 tokens in a step, one at a time; "
+    "large matmuls at {share:.0%} of the peak, {link:.0f} GB/s from a GPU inside a node, {network:.0f} GB/s out of it."
+)
 
 
 @drawn_twice
@@ -105,7 +110,7 @@ def our_run(after: int, *, since: int | None = None, width: float = 680) -> Figu
     said = f"{_gb(now.memory_bytes)} on the fullest GPU, {now.step_s:.1f} seconds per step"
     before = f"; before, {_gb(was.memory_bytes)} and {was.step_s:.1f} seconds" if was else ""
     canvas = Canvas(f"Our run {'now' if was else 'so far'}, {now.words}: {said}{before}.")
-    legend = [("forward", "computes"), ("comm", "waits for messages"), ("idle", "idles")]
+    legend = [(INKS[kind], KINDS[kind]) for kind, seconds in now.seconds.items() if seconds]
     if was:
         legend.append(("track", "before this chapter"))
     y = canvas.head(f"{'Our run now' if was else 'Our run so far'}: {now.words}", legend, 0, width) + 12
@@ -114,14 +119,18 @@ def our_run(after: int, *, since: int | None = None, width: float = 680) -> Figu
     line = axis.at(limit / most)
     top = axis.name(y, "fullest GPU", _memory_words(now, was, limit))
     axis.bar(top, {"param": now.memory_bytes / most}, was and was.memory_bytes / most)
+    if was and was.memory_bytes > most:  # its line ends where the axis ends
+        axis.say_before(top + 43, f"{_gb(was.memory_bytes)} before")
     canvas.path(f"M{num(line)} {num(top - 5)}V{num(top + 32)}", stroke=color("text"), stroke_width=1.5)
     canvas.note(line + 5, top + 43, f"an H100 has {_gb(limit)}")
     top = axis.name(top + 56, "a GPU sends", _gb(now.sent_bytes))
-    axis.bar(top, {"comm": now.sent_bytes / MOST_SENT_BYTES}, was and was.sent_bytes / MOST_SENT_BYTES)
+    axis.bar(top, {SENT: now.sent_bytes / MOST_SENT_BYTES}, was and was.sent_bytes / MOST_SENT_BYTES)
     top = axis.name(top + 44, "a step", _step_words(now, was))
     parts = {INKS[kind]: value / MOST_S for kind, value in now.seconds.items()}
     axis.bar(top, parts, was and was.step_s / MOST_S)
-    return canvas.figure(width, top + 34, MODELLED.format(now.layout.gpus))
+    device, stack = RUN.cluster.device, RUN.stack
+    speeds = {"share": stack.matmul_share, "link": device.link_Bps / 1e9, "network": device.network_Bps / 1e9}
+    return canvas.figure(width, top + 34, MODELLED.format(gpus=now.layout.gpus, **speeds))
 
 
 @dataclass(frozen=True)
@@ -146,6 +155,8 @@ class _Axis:
     def bar(self, top: float, parts: dict[str, float], before: float | None) -> None:
         start = 0.0
         for ink, fraction in parts.items():
+            if not fraction:
+                continue
             x, end = self.at(start), self.at(start + fraction)
             start += fraction
             if ink == "idle":
@@ -155,7 +166,15 @@ class _Axis:
             for back in TORN[:-1] if start > 1 else ():
                 self.canvas.bars(ink).rect(end - back, top, 5, 22)
         if before:
-            self.canvas.rect(self.left, top + 26, self.at(before) - self.left, 5, radius=1, fill=color("soft"))
+            end = self.at(before)
+            for x, width in [(self.left, end - self.left - (TORN[-1] if before > 1 else 0))] + [
+                (end - back, 5) for back in TORN[:-1] if before > 1
+            ]:
+                self.canvas.rect(x, top + 26, width, 5, radius=1, fill=color("soft"))
+
+    def say_before(self, y: float, words: str) -> None:
+        """Right of the bars; on a phone below their left end, where nothing else is written."""
+        self.canvas.note(self.width if self.left else 0, y, words, "end" if self.left else "")
 
 
 def road() -> dict[str, dict[str, float]]:

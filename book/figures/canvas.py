@@ -122,6 +122,8 @@ class Canvas(Layer):
             step = (17 if name else 0) + text_width(words)
             if x + step > width and x > left:
                 x, y = left, y + 19
+            if not name:  # a remark, away from the colours
+                x = max(x, width - step)
             if name == "track":
                 self.rect(x, y + 7, 12, 5, radius=1, fill=color("soft"))
             elif name == "outline":

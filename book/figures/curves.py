@@ -68,6 +68,7 @@ def draw_log_log(
     title: str,
     alt: str,
     caption: str = "",
+    reference: Mapping[str, float] | None = None,
     points: Points = ((), ()),
     height_range: tuple[float, float] | None = None,
     width: float = 680,
@@ -77,6 +78,7 @@ def draw_log_log(
 
     Args:
         curves: name to (xs, ys), all above 0; at most three.
+        reference: name to the height of a horizontal line.
         points: (xs, ys) of measured values.
         height_range: lowest and highest y of the axis; give it in an `Explorer` so that frames compare.
     """
@@ -85,9 +87,11 @@ def draw_log_log(
             raise ValueError(f"{name}: {len(xs)} x and {len(ys)} y values; one y for each x, all finite and above 0")
     lines = _lines(curves, len(_BESIDE))
     low, high = (f(v for xs, _ in [*curves.values(), points] for v in xs) for f in (min, max))
-    heights = [v for _, ys in [*curves.values(), points] for v in ys]
+    limits = {f"{name} {value:.4g}": value for name, value in (reference or {}).items()}
+    heights = [v for _, ys in [*curves.values(), points] for v in ys] + [*limits.values()]
     scales = (low, high if high > low else 2 * low), height_range or (min(heights) / 1.3, max(heights) * 1.3)
-    return _plot(title, alt, (width, height), scales, (x, y), lines, _BESIDE, points, log=True).figure(caption)
+    plot = _plot(title, alt, (width, height), scales, (x, y), lines, _BESIDE, points, limits, log=True)
+    return plot.figure(caption)
 
 
 def _lines(series: Mapping[str, Sequence], most: int) -> dict[str, list[tuple[float, float]]]:

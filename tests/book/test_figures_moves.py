@@ -54,6 +54,7 @@ def test_logarithmic_axes():
     assert {"0.01", "100 M"} <= set(texts(wide)) and "200" not in texts(wide)
     narrow = draw_log_log({"fit": ([30, 4000], [20, 30])}, x="x", y="y", title="t", alt="a")
     assert {"50", "100", "200", "500", "1 k", "2 k"} <= set(texts(narrow)), "few powers of ten: others between them"
+    assert "an H100 5000" in texts(figure(reference={"an H100": 5000}))
 
 
 def test_what_cannot_be_drawn():

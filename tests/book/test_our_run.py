@@ -1,10 +1,11 @@
 """The run that goes through the book: its road is the one that the chapters tell, and its picture shows it to scale."""
 
+import re
 from itertools import pairwise
 
 import pytest
 
-from book.our_run import RUN, STATIONS, our_run
+from book.our_run import KINDS, RUN, STATIONS, our_run
 from lib.planner import best_layouts, memory_bytes, step_s
 from tests.book.drawn import check_words, texts
 
@@ -45,3 +46,21 @@ def test_it_is_compared_with_an_earlier_one():
     said, change = " ".join(texts(our_run(6, since=5))), STATIONS[6].step_s - STATIONS[5].step_s
     assert "before this chapter" in said and "too much" in said and f"(−{-change:.1f})" in said
     assert "it fits now" in " ".join(texts(our_run(7, since=6)))
+
+
+def test_a_legend_names_what_a_bar_has():
+    for after, one in STATIONS.items():
+        said = texts(our_run(after))
+        for kind, words in KINDS.items():
+            assert (words in said) == (one.seconds[kind] > 0), (after, kind)
+
+
+def test_a_line_of_before_that_leaves_the_axis_is_torn_and_says_its_number():
+    assert "1,333 GB before" in texts(our_run(4, since=3)) and "247 GB before" in texts(our_run(5, since=4))
+    assert not [words for words in texts(our_run(6, since=5)) if words.endswith("GB before")], "it is on the axis"
+
+    def lines(figure):  # of before, on the first of its two drawings
+        wide = figure.svg.partition("</svg>")[0]
+        return len(re.findall(r'<rect[^>]*height="5"[^>]*>', wide))
+
+    assert lines(our_run(4, since=3)) - lines(our_run(6, since=5)) == 2

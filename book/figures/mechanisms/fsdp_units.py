@@ -1,4 +1,4 @@
-"""FSDP through a step: a unit is unsharded only while it computes, and the next one is already in flight.
+"""FSDP through a step: a unit arrives while the one before computes, and is freed when it has computed.
 
 The figure shows rank 0. A thin bar is its shard, a thick bar all shards. The shards of the other ranks come in an
 all-gather; their shards of the gradients leave in a reduce-scatter. Below, the parameters that are live, in bytes.
@@ -46,7 +46,7 @@ def play_fsdp_units(sizes: Sequence[float], n: int = 4) -> Player:
         sizes: bytes of the parameters of each unit, not sharded: of the root, then of the blocks, three or four.
     """
     moments = moments_of_step(len(sizes) - 1)
-    title = f"A unit is unsharded only while it computes: a step of FSDP on rank 0 of {n}"
+    title = f"Units arrive, compute and are freed: a step of FSDP on rank 0 of {n}"
     return Player(title, lambda width: _scene(moments, sizes, n, width), _beats(moments, sizes, n))
 
 

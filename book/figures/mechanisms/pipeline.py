@@ -96,12 +96,12 @@ def play_trays(num_ranks: int, num_microbatches: int) -> Player:
         ),
         (
             "They part",
-            f"1F1B: rank {last} sends 0 back immediately. GPipe: it takes in more, and all trays fill.",
+            f"1F1B: rank {last} sends 0 back. Rank 0 is free but takes in no more. GPipe: it does, and all trays fill.",
             turned,
         ),
         (
             "Back",
-            f"1F1B: 0 is back on rank 0, which kept {one.peak(0):g} and waited. GPipe: rank 0 keeps {full.peak(0):g}.",
+            f"1F1B: 0 is back on rank 0, which stopped at {one.peak(0):g}. GPipe: rank 0 keeps {full.peak(0):g}.",
             returned,
         ),
         (
