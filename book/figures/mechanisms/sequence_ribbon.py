@@ -186,6 +186,10 @@ class _Ribbon:
         alone = self.calls[0] if at == BACKWARD else 4
         yield "kept alone", Thing(left, y, longest, 18, "outline")
         yield "sent alone", Thing(left, y + BAR, alone * each - 2, 18, "outline")
+        if at < BACKWARD:
+            words = "in forward only"
+            wide = text_width(words, SMALLEST_PX) + 10
+            yield "direction", Thing(left + 4 * each, y + BAR, wide, 18, "plain", words)
         for row, total in enumerate((sum(kept), sent * self.half)):
             yield f"total {row}", Thing(self.width - 66, y + BAR * row, 66, 18, "plain", _mb(total))
 
