@@ -265,7 +265,11 @@ def state_minutes(notebook) -> None:
 
 def prose(notebook) -> str:
     """The sentences of a page's core: no code, no formula, no address of a link, no question."""
-    parts = [part for heading, part in core(notebook) if isinstance(part, str) and heading not in (*PRACTICE, QUIZ)]
+    parts = [
+        part.partition("\n### Papers")[0]
+        for heading, part in core(notebook)
+        if isinstance(part, str) and heading not in (*PRACTICE, QUIZ)
+    ]
     return MARKUP.sub(" ", ONE_WORD.sub(" x ", HIDDEN.sub("", FENCE.sub("", "\n".join(parts)))))
 
 

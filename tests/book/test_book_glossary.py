@@ -65,13 +65,18 @@ def test_anchor_keeps_letters_of_any_alphabet():
 
 # A word that an earlier page uses before the page that lists it among its key terms, and why that is no riddle.
 BEFORE_ITS_PAGE = {
+    ("Schedule", "00"): "the button of a page",
     ("Collective", "00"): "named as what the book explains",
+    ("Collective", "01"): "named as what the next page explains",
     ("Group", "00"): "named as what the book explains",
     ("Head", "00"): "explained there",
     ("Head", "01"): "explained there",
+    ("Head", "03"): "explained in chapter 1",
     ("Head", "05"): "explained in chapter 1",
     ("Logits", "01"): "explained there",
     ("Dropout mask", "01"): "a word of PyTorch's users",
+    ("Frozen parameter", "03"): "a word of PyTorch's users",
+    ("ZeRO-3", "04"): "the row of a table, with a link to the next page",
     ("Stage", "04"): "of ZeRO, explained there",
     ("Stage", "05"): "of ZeRO",
     ("Stage", "07"): "with a link to the chapter that cuts by depth",
@@ -79,10 +84,12 @@ BEFORE_ITS_PAGE = {
     ("Layout", "06"): "DTensor's word, explained there",
     ("Layout", "07"): "DTensor's word",
     ("Planner", "01"): "explained there",
+    ("Planner", "04"): "explained in chapter 1",
     ("Planner", "05"): "explained in chapter 1",
     ("Planner", "06"): "explained in chapter 1",
     ("Planner", "07"): "explained in chapter 1",
     ("Stack", "00"): "a stack of blocks",
+    ("Stack", "06"): "to stack two pairs of layers",
 }
 
 
