@@ -7,6 +7,7 @@ when the page is built: modelled, not measured.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from book.figures.canvas import Canvas
@@ -177,13 +178,19 @@ class _Axis:
         self.canvas.note(self.width if self.left else 0, y, words, "end" if self.left else "")
 
 
-def road() -> dict[str, dict[str, float]]:
-    """The whole way, for bars: chapter and technique, whether it is too large, and the seconds of a step."""
+def road(more: Mapping[str, Layout4D] | None = None) -> dict[str, dict[str, float]]:
+    """The whole way, for bars: chapter and technique, whether it is too large, and the seconds of a step.
+
+    Args:
+        more: layouts by name, for rows after the last chapter's.
+    """
+    way = {f"{chapter}: {one.technique}": one for chapter, one in STATIONS.items()}
+    way |= {name: Station(name, name, layout) for name, layout in (more or {}).items()}
     rows = {}
-    for chapter, one in STATIONS.items():
+    for name, one in way.items():
         if one.layout.gpus == RUN.cluster.gpus:
             seconds = {"compute": one.seconds["computes"], "comm": one.seconds["waits"], "idle": one.seconds["idles"]}
-            rows[f"{chapter}: {one.technique}" + ("" if one.fits else ", too large")] = seconds
+            rows[name + ("" if one.fits else ", too large")] = seconds
     return rows
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
 from typing import NamedTuple
 
@@ -76,6 +77,20 @@ def choice_among(table: list[Cell]) -> Cell:
 def regret(table: list[Cell]) -> float:
     """How much slower the planner's choice is than the best cell: 0.05 is 5 % more seconds."""
     return choice_among(table).measured_s / min(cell.measured_s for cell in table if cell.measured_s) - 1
+
+
+def pairs(table: list[Cell]) -> list[tuple[float, float]]:
+    """Of each two cells of a kernel: how many times as long the slower one takes by prediction, and as measured.
+
+    Cells with equal seconds, predicted or measured, are in no pair. A measured ratio below 1: the prediction names the
+    wrong cell as the faster one.
+    """
+    ran = sorted((cell.kernel, cell.predicted_s, cell.measured_s) for cell in table if cell.measured_s)
+    return [
+        (slow / fast, slow_measured / fast_measured)
+        for (kernel, fast, fast_measured), (other, slow, slow_measured) in combinations(ran, 2)
+        if kernel == other and slow > fast and slow_measured != fast_measured
+    ]
 
 
 def right_about_memory(tables: dict[str, list[Cell]]) -> float:

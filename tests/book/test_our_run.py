@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 
-from book.our_run import KINDS, RUN, STATIONS, our_run
+from book.our_run import KINDS, RUN, STATIONS, our_run, road
 from lib.planner import best_layouts, memory_bytes, step_s
 from tests.book.drawn import check_words, texts
 
@@ -46,6 +46,13 @@ def test_it_is_compared_with_an_earlier_one():
     said, change = " ".join(texts(our_run(6, since=5))), STATIONS[6].step_s - STATIONS[5].step_s
     assert "before this chapter" in said and "too much" in said and f"(−{-change:.1f})" in said
     assert "it fits now" in " ".join(texts(our_run(7, since=6)))
+
+
+def test_a_road_goes_on_with_layouts_of_ours():
+    last = STATIONS[12]
+    rows = road({"again": last.layout, "without a cut": STATIONS[3].layout})
+    assert list(rows)[:-2] == list(road()) and rows["again"] == rows["12: ZB-V"]
+    assert sum(rows["again"].values()) == pytest.approx(last.step_s) and list(rows)[-1] == "without a cut, too large"
 
 
 def test_a_legend_names_what_a_bar_has():

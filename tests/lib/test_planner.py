@@ -6,12 +6,13 @@ import random
 import subprocess
 import sys
 import time
+from collections import namedtuple
 from dataclasses import replace
 
 import pytest
 
 from book.published import RUNS
-from book.published.layouts import choice_among, read_tables, regret, right_about_memory
+from book.published.layouts import choice_among, pairs, read_tables, regret, right_about_memory
 from book.published.steps import (
     calibrated,
     constant_share,
@@ -213,6 +214,12 @@ def test_regret_on_measured_layouts(say):
         say(f"{name}: {layout_text(choice_among(TABLES[name]).layout)}, {loss:.1%} slower than the best")
     assert len(lost) == 7
     assert sorted(lost.values())[3] <= 0.01 and sum(loss <= 0.05 for loss in lost.values()) >= 5
+
+
+def test_pairs_of_a_kernel_by_hand():
+    cell = namedtuple("cell", "kernel predicted_s measured_s")
+    table = [cell("a", 2, 3), cell("a", 1, 2), cell("a", 4, 1), cell("a", 4, 8), cell("b", 9, 9), cell("a", 9, None)]
+    assert sorted(pairs(table)) == [(2, 1 / 3), (2, 1.5), (2, 8 / 3), (4, 0.5), (4, 4)]
 
 
 def test_what_fits(say):
