@@ -84,6 +84,7 @@ BEFORE_ITS_PAGE = {
     ("Layout", "06"): "DTensor's word, explained there",
     ("Layout", "07"): "DTensor's word",
     ("Planner", "01"): "explained there",
+    ("Planner", "03"): "explained in chapter 1",
     ("Planner", "04"): "explained in chapter 1",
     ("Planner", "05"): "explained in chapter 1",
     ("Planner", "06"): "explained in chapter 1",
