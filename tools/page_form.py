@@ -135,8 +135,12 @@ def measure(notebook) -> Size:
 
 def words(text: str) -> int:
     """Of Markdown: a formula and a piece of code are one word each, the address of a link is none."""
-    text = ONE_WORD.sub(" x ", HIDDEN.sub("", FENCE.sub("", text)))
-    return sum(any(c.isalnum() for c in word) for word in MARKUP.sub(" ", text).split())
+    return sum(any(c.isalnum() for c in word) for word in plain(text).split())
+
+
+def plain(text: str) -> str:
+    """Markdown without its code blocks, folds and addresses; a formula and a piece of code are an x."""
+    return MARKUP.sub(" ", ONE_WORD.sub(" x ", HIDDEN.sub("", FENCE.sub("", text))))
 
 
 def code_lines(source: str) -> int:
@@ -270,7 +274,7 @@ def prose(notebook) -> str:
         for heading, part in core(notebook)
         if isinstance(part, str) and heading not in (*PRACTICE, QUIZ)
     ]
-    return MARKUP.sub(" ", ONE_WORD.sub(" x ", HIDDEN.sub("", FENCE.sub("", "\n".join(parts)))))
+    return plain("\n".join(parts))
 
 
 def ideas(notebook) -> int:
@@ -283,22 +287,14 @@ def ideas(notebook) -> int:
 
 
 def main() -> int:
-    print(
-        f"{'page':<24}"
-        + "".join(f"{name:>14}" for name in ("words", "lines", "minutes", "numbers/100", "brackets", "ideas"))
-    )
+    head = "words", "lines", "minutes", "numbers/100", "brackets", "ideas"
+    print(f"{'page':<24}" + "".join(f"{name:>14}" for name in head))
     for path in sorted(Path(__file__).resolve().parents[1].glob("chapters/*.md")):
         notebook = jupytext.read(path)
         size, text = measure(notebook), prose(notebook)
         digits = len(re.findall(r"(?<![\w.,-])\d[\d.,]*", text))
-        row = (
-            size.words,
-            size.lines,
-            size.minutes,
-            f"{100 * digits / size.words:.1f}",
-            text.count("("),
-            ideas(notebook),
-        )
+        density = f"{100 * digits / size.words:.1f}"
+        row = size.words, size.lines, size.minutes, density, text.count("("), ideas(notebook)
         print(f"{path.stem:<24}" + "".join(f"{value:>14}" for value in row))
     return 0
 

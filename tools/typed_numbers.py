@@ -1,6 +1,6 @@
 """Numbers that were typed into the text of a built page, and which of them nothing on the page computes.
 
-    python tools/typed_numbers.py            each page: its size, and how many of its numbers are bound to the run
+    python tools/typed_numbers.py            each page: how many of its numbers are bound to the run
     python tools/typed_numbers.py 03 12      two of them, with the numbers that are not
 
 The problem: a table measures 0.3 ms on each build, and the sentence beside it goes on to say 0.9. The idea: a number in
@@ -130,7 +130,7 @@ def sentences(source: str) -> list[str]:
 # ---- a built page ----------------------------------------------------------------------------------------------------
 
 
-@dataclass
+@dataclass(frozen=True)
 class Passage:
     """A typed text, and the numbers that its page computes for it."""
 
@@ -145,15 +145,13 @@ def passages(html: str) -> list[Passage]:
     for unread in title.select(NOT_READ):
         unread.decompose()
     parts = [(part.get("id"), part.extract()) for part in title.find_all("section", recursive=False)]
-    found, everything = [], []
-    for section, part in [("", title), *parts]:
-        texts, outputs = of_part(part)
-        everything += outputs
-        more = everything if section in OF_THE_PAGE else outputs
-        found += [Passage(section, text, beside + more) for text, beside in texts]
-    for one in found:
-        one.computed = one.computed + everything if not one.section else one.computed  # the opening comes first
-    return found
+    told = [(section, *of_part(part)) for section, part in [("", title), *parts]]
+    everything = [number for _, _, outputs in told for number in outputs]
+    return [
+        Passage(section, text, beside + (everything if section in OF_THE_PAGE else outputs))
+        for section, texts, outputs in told
+        for text, beside in texts
+    ]
 
 
 def is_block(tag) -> bool:

@@ -39,7 +39,7 @@ class RankError(RunError):
     """
 
     def __init__(self, message: str, rank: int = 0, error: str = "", trace_back: str = "") -> None:
-        super().__init__(message)  # of which alone `pickle` makes it, and then adds the attributes
+        super().__init__(message)  # `pickle` makes it of this alone, and then adds the attributes
         self.rank, self.error, self.trace_back = rank, error, trace_back
 
 
