@@ -1,0 +1,90 @@
+"""15.4: a loss that depends on who got the long sentences.
+
+Until January 2026 a rank of torchtitan averaged the loss over its own tokens, and the gradients of the ranks were
+then averaged. Padding does not count as a token, so ranks have different numbers of them. Nothing failed, and the
+loss went down. Users asked why the same data on fewer GPUs gave another curve; the same question had been asked of
+other trainers since 2024, where the ranks were microbatches.
+"""
+
+import torch
+from torch import nn
+
+from course.museum.room import room
+from lib import comm
+
+SYMPTOM = "The same data, another number of ranks, another gradient"
+SOURCE = "[torchtitan #2206](https://github.com/pytorch/torchtitan/pull/2206), January 2026"
+GUESSES = {
+    "a wrong denominator": "A mean of means is the mean only if all have the same count.",
+    "a sum too many": "Then the gradient would be larger by a whole factor, equal for all data.",
+    "a sum that is missing": "Then the ranks would not have the same gradient.",
+    "two ranks that read the same samples": "The tokens of the ranks add up to those of the batch.",
+}
+CAUSE = """
+A rank divides by the number of its own tokens, and the mean over ranks then gives each rank the same weight: a token
+counts more on a rank that has few of them. The mend counts the tokens of all ranks first, and each rank divides its
+sum by that number.
+"""
+FIELDS = {
+    "loss": "mean loss per token over the whole batch, as logged",
+    "gradient": "of the weights, after the ranks have summed it",
+    "tokens": "number of tokens that count on this rank",
+}
+LAYOUTS = ({"dp": 2}, {"dp": 3}, {"dp": 4})
+
+
+def program(mesh, seed):
+    """A step of data parallelism on sentences of different lengths."""
+    dp, generator = mesh.group("dp"), torch.Generator().manual_seed(seed)
+    x = torch.randn(12, 8, 5, generator=generator, dtype=torch.float64)
+    target = torch.randn(12, 8, generator=generator, dtype=torch.float64)
+    lengths = torch.randint(1, 9, (12,), generator=generator).sort().values
+    counts = torch.arange(8) < lengths[:, None]  # False: padding
+    model = nn.Linear(5, 1, bias=False, dtype=torch.float64)
+    nn.init.constant_(model.weight, 0.1)
+    mine = slice(12 * dp.rank // dp.size, 12 * (dp.rank + 1) // dp.size)
+    errors = (model(x[mine]).squeeze(-1) - target[mine]).square()
+    total = (errors * counts[mine]).sum()
+    tokens = counts[mine].sum()
+    loss = total / comm.all_reduce(tokens, dp)
+    loss.backward()
+    return {
+        "loss": comm.all_reduce(loss.detach(), dp).item(),
+        "gradient": comm.all_reduce(model.weight.grad, dp),
+        "tokens": tokens.item(),
+    }
+
+
+SICK = """
+loss = total / comm.all_reduce(tokens, dp) => loss = total / tokens / dp.size
+"""
+
+
+def exhibit(run):
+    rows = [("ranks", "loss", "norm of the gradient", "tokens of each rank")]
+    for seen in (run.alone, run):
+        counts = " ".join(str(known["tokens"]) for known in seen.ranks)
+        rows += [(len(seen.ranks), f"{seen['loss']:.4f}", f"{seen['gradient'].norm():.4f}", counts)]
+    return rows
+
+
+def token_check(run):
+    alone, ours = run.alone["gradient"], run["gradient"]
+    apart = (ours - alone).norm() / alone.norm()
+    return f"the gradient is {apart:.0%} away from that of one process" if apart > 1e-9 else ""
+
+
+def by_loss(run):
+    """The logged loss has the same fault."""
+    if abs(run["loss"] - run.alone["loss"]) > 1e-9 * run.alone["loss"]:
+        return f"loss {run['loss']}, and {run.alone['loss']} in one process"
+
+
+MISTAKES = """
+alone, ours = run.alone["gradient"], run["gradient"] => alone, ours = run.ranks[-1]["gradient"], run["gradient"]
+    You compare the ranks with one another. All have the same gradient, because they have summed it, and it is the same
+    wrong one.
+        Compare with what one process computes on the whole batch.
+"""
+
+ROOM, EXERCISE = room(globals(), token_check, by_loss)

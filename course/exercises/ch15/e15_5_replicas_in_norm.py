@@ -1,0 +1,112 @@
+"""15.5: a gradient norm that grows with the number of tensor-parallel ranks.
+
+Two models with multi-head latent attention were trained on eight tensor-parallel ranks. Their logged gradient norms
+were a constant 1.52 and 1.36 times those of a reference, in every step. The loss was almost the same: gradients are
+clipped to this norm, and an optimizer that divides by the size of a gradient hardly notices. But people choose the
+clipping threshold, and call for help, by this number.
+"""
+
+import torch
+
+from course.museum.room import room
+from lib import comm
+
+SYMPTOM = "A gradient norm with a constant factor"
+SOURCE = "[ROCm/TransformerEngine #715](https://github.com/ROCm/TransformerEngine/pull/715), August 2026"
+GUESSES = {
+    "something is counted twice": "Ranks that hold the same weight have the same gradient, and each of them adds it.",
+    "a wrong denominator": "Then the loss and the gradients would be wrong as well, and not the norm alone.",
+    "a sum that is missing": "Then the norm would be too small, or ranks would have different weights after the step.",
+    "overlap that reads too early": "Then the factor would change from step to step.",
+}
+CAUSE = """
+The norm of all gradients is a sum of squares over ranks, so a rank marks each weight: is this a shard, or a replica
+that only one rank may add? Some replicated weights carried the mark of a shard, and each of the $t$ ranks added them.
+Without the mark, or with each square divided by the number of its copies, the norm is that of the model.
+"""
+FIELDS = {
+    "norm": "norm of all gradients of the model, as logged",
+    "gradients": "name → gradient on this rank: a shard or a replica",
+    "cut": "name → whether each rank along tp has a shard of its own",
+    "along tp": "coordinate of this rank on tp",
+}
+LAYOUTS = ({"dp": 1, "tp": 4}, {"dp": 1, "tp": 2}, {"dp": 2, "tp": 2})
+FITS = False
+
+
+def program(mesh, seed):
+    """Backward of a norm, a column-parallel and a row-parallel layer, and the norm of all gradients."""
+    tp, dp, generator = mesh.group("tp"), mesh.group("dp"), torch.Generator().manual_seed(seed)
+
+    def drawn(*shape):
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    x = drawn(6, 8).chunk(dp.size)[dp.rank]
+    whole = {"scale": drawn(8), "up": drawn(8, 8), "down": drawn(8, 8), "bias": drawn(8)}
+    dims = {"up": 1, "down": 0}  # along which a weight is cut
+    mine = {name: w.chunk(tp.size, dims[name])[tp.rank] if name in dims else w for name, w in whole.items()}
+    mine = {name: weight.clone().requires_grad_() for name, weight in mine.items()}
+    part = (x * mine["scale"]) @ mine["up"] @ mine["down"]
+    y = comm.all_reduce(part.detach(), tp) + mine["bias"]
+    part.backward(y.detach())  # of half the sum of squares of y
+    y.backward(y.detach())
+    grads = {name: comm.all_reduce(weight.grad, dp) for name, weight in mine.items()}
+    grads["scale"] = comm.all_reduce(grads["scale"], tp)  # each rank has what its columns give
+    counted = [gradient for name, gradient in grads.items() if name in dims or tp.rank == 0]
+    square = sum(gradient.square().sum() for gradient in counted)
+    return {
+        "norm": comm.all_reduce(square, tp).sqrt().item(),
+        "gradients": grads,
+        "cut": {name: name in dims for name in grads},
+        "along tp": tp.rank,
+    }
+
+
+SICK = """
+[gradient for name, gradient in grads.items() if name in dims or tp.rank == 0] => list(grads.values())
+"""
+
+
+def exhibit(run):
+    rows = [("rank", "norm, as logged", *(f"norm of {name}" for name in run["gradients"]))]
+    for rank, seen in enumerate(run.ranks):
+        rows += [(rank, f"{seen['norm']:.4f}", *(f"{g.norm():.4f}" for g in seen["gradients"].values()))]
+    return rows
+
+
+def norm_check(run):
+    replica = {known["along tp"]: known for known in run.ranks}  # one for each coordinate on tp
+    square = 0
+    for i, known in replica.items():
+        for name, gradient in known["gradients"].items():
+            if known["cut"][name] or i == 0:
+                square += gradient.square().sum().item()
+    apart = abs(run["norm"] / square**0.5 - 1)
+    return f"norm {run['norm']:.4f} is logged, and the gradients have {square**0.5:.4f}" if apart > 1e-9 else ""
+
+
+def by_whole(run):
+    """Put the shards together first."""
+    shards = {known["along tp"]: known["gradients"] for known in run.ranks}
+    whole = [
+        torch.cat([one[name].flatten() for one in shards.values()]) if cut else shards[0][name]
+        for name, cut in run["cut"].items()
+    ]
+    norm = torch.cat([one.flatten() for one in whole]).norm().item()
+    return "the norm is wrong" if abs(norm - run["norm"]) > 1e-9 * norm else ""
+
+
+MISTAKES = """
+replica.items() => enumerate(run.ranks)
+    You add the gradients of all ranks. Replicas along dp hold the same gradients, and in a healthy layout with dp you
+    count them once for each.
+        Take one rank for each coordinate on tp.
+known["cut"][name] or i == 0 => True
+    Your norm counts a replicated weight once for each rank along tp: it has the fault that it looks for.
+        A shard counts on each rank along tp, a replica on one of them.
+=> known["cut"][name] and i == 0
+    You count shards on one rank alone.
+        Each rank along tp has a different shard: all of them count.
+"""
+
+ROOM, EXERCISE = room(globals(), norm_check, by_whole)

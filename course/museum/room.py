@@ -1,0 +1,220 @@
+"""A room: a real bug in at most forty lines, what its victims saw, and the check that would have caught it.
+
+The problem: one reads of a bug, nods, and writes it half a year later. A check for it is harder: it must fire on the
+sick program, and must not disturb anybody while the program is healthy, in other layouts and with other data.
+The idea: a room is a file of `course.exercises.ch15`, found by its name. It has a healthy `program`, and the sick one
+is its text with a line changed (`SICK`). A visitor's check gets a `Run`, which is what a run leaves behind. It must
+fire on the sick program in each layout of the room, and be silent on healthy twins in three layouts, with three seeds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from difflib import unified_diff
+from inspect import getsource
+from typing import Any, NamedTuple
+
+import torch
+
+from course.check import edits
+from course.check.edits import Edited
+from course.check.exercise import SEEN, Data, Exercise, plain, whole
+from lib import trace
+from lib.launch import HangError, run
+from lib.mesh import Group, Mesh, MeshShape
+
+FIRES, SILENT = "fires", "silent"
+SEEDS = 3  # of healthy twins, in each layout
+MOST_LINES = 40  # of a program
+Job = tuple[int, Mapping[str, int], int]  # which program, axis → ranks, seed
+ALWAYS = """
+lambda run: ""
+    Your check is silent on the sick run.
+        Look at what the victims had: which of these numbers would be different in a healthy run?
+lambda run: "something is wrong"
+    Your check fires on every run, and nobody listens to it after a day.
+        It may fire only where a number is not what it must be. Ranks add in another order than one process: allow for
+        rounding, which is 1e-12 of a number in float64.
+"""
+
+
+class Sent(NamedTuple):
+    """A call of a rank: `all_reduce` along `dp`, and the bytes that it sends with an ideal ring."""
+
+    kind: str
+    axis: str
+    bytes: float
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a run leaves behind: all that a check may look at.
+
+    `run["loss"]` is what rank 0 has under this name; `run.ranks[2]["loss"]` is what rank 2 has.
+
+    Args:
+        layout: axis → ranks.
+        seed: of weights and data.
+        ranks: what each rank knows at the end, by name; each room says what there is.
+        sent: the calls of each rank, in order.
+        hang: the report, if the run hung.
+        alone: the same program with the same seed in one process; None in a room whose model does not fit there.
+    """
+
+    layout: Mapping[str, int]
+    seed: int
+    ranks: Sequence[Data]
+    sent: Sequence[Sequence[Sent]] = ()
+    hang: str = ""
+    alone: Run | None = None
+
+    def __getitem__(self, name: str) -> Any:
+        return self.ranks[0][name]
+
+
+@dataclass(frozen=True)
+class Room:
+    """What a file says of an incident.
+
+    Args:
+        id: of its exercise, such as "15.4".
+        symptom: the title, which does not name the cause.
+        story: what happened, in Markdown: the text of the file's docstring.
+        source: the thread, in Markdown, with its date.
+        guesses: kind of cause → why it is that, or what speaks against it; the first is right.
+        cause: what it was, and how it was mended, in Markdown.
+        fields: what a `Run` has in this room: name → meaning.
+        layouts: three, each axis → ranks; the visitor sees the first.
+        programs: the healthy one, `(mesh, seed) -> what a rank knows at the end`, and the sick one; perhaps further
+            sick ones, with the same kind of cause.
+        exhibit: (sick run) → what the victims had: rows of a table, the first its head, or a text.
+        planned: whether the program's text has a function `planned(layout, seed) -> what each rank knows before`. Then
+            the sick program may hang, and a check needs no run of it.
+        fits: whether one process can run it too; if not, `Run.alone` is None.
+    """
+
+    id: str
+    symptom: str
+    story: str
+    source: str
+    guesses: Mapping[str, str]
+    cause: str
+    fields: Mapping[str, str]
+    layouts: Sequence[Mapping[str, int]]
+    programs: Sequence[Edited]
+    exhibit: Callable[[Run], str | Sequence[Sequence[object]]]
+    planned: bool = False
+    fits: bool = True
+
+    @property
+    def changed(self) -> str:
+        """The sick program, with the lines that are wrong and the lines that they should be marked by - and +."""
+        healthy, sick = (one.text.splitlines() for one in self.programs[:2])
+        return "\n".join(line.rstrip() for line in list(unified_diff(sick, healthy, n=MOST_LINES, lineterm=""))[3:])
+
+    def victims(self, seed: int = 0) -> Run:
+        """The sick program in the first layout, as its victims met it: if it hangs, the run has the report."""
+        layout, (known,) = self.layouts[0], self.runs([(1, self.layouts[0], seed)])
+        if not self.planned:
+            return known
+        try:
+            run(_on_rank, _size(layout), [(self.programs[1], layout, seed)])
+        except HangError as error:
+            return replace(known, hang=str(error))
+        raise RuntimeError(f"{self.symptom}: the sick program does not hang")
+
+    def runs(self, jobs: Sequence[Job]) -> list[Run]:
+        """A run for each job, each with its twin of one process. Ranks are started once for each number of ranks."""
+        if self.fits:
+            jobs = [*jobs, *((which, dict.fromkeys(layout, 1), seed) for which, layout, seed in jobs)]
+        sizes = [_size(layout) for _, layout, _ in jobs]
+        programs = [(self.programs[which], layout, seed) for which, layout, seed in jobs]
+        known: dict[int, list[tuple[Data, list[Sent]]]] = {}
+        for size in sorted({*sizes}):
+            here = [k for k, one in enumerate(sizes) if one == size]
+            asked = [programs[k] for k in here]
+            of_ranks = _planned(asked) if self.planned else run(_on_rank, size, asked)
+            known |= zip(here, zip(*of_ranks, strict=True), strict=True)
+        made = [
+            Run(layout, seed, *map(list, zip(*known[k], strict=True))) for k, (_, layout, seed) in enumerate(jobs)
+        ]
+        if not self.fits:
+            return made
+        return [replace(ours, alone=one) for ours, one in zip(made, made[len(jobs) // 2 :], strict=False)]
+
+
+def room(
+    names: Mapping[str, Any], check: Callable, *also_right: Callable, points: float = 2
+) -> tuple[Room, Exercise]:
+    """The room of a file, and its exercise: to write `check(run) -> a sentence, or "" while all is well`.
+
+    Args:
+        names: `globals()`: the fields of a `Room` in capitals, `program` and `exhibit`; `SICK`, the lines `old => new`
+            that make the program sick, with `or` before another way; `MISTAKES` of `check`, as in `course.check.edits`.
+        check: the model check, which is the solution; `also_right`: at least one further.
+    """
+    first, _, story = names["__doc__"].partition("\n\n")
+    text = [names[name] for name in ("program", "planned") if name in names]
+    healthy = Edited(names["__name__"], "".join(map(getsource, text)), "program")
+    sick = [mistake.wrong for mistake in edits.read_mistakes(f"{names['SICK'].strip()}\n    {first}", *text)]
+    told = {name: names[name.upper()] for name in ("symptom", "source", "guesses", "cause", "fields", "layouts")}
+    made = Room(
+        first.partition(":")[0], story=story, programs=[healthy, *sick], exhibit=names["exhibit"],
+        planned="planned" in names, fits=names.get("FITS", True), **told,
+    )  # fmt: skip
+
+    def inputs(generator: torch.Generator, n: int) -> list[Data]:
+        seeds = [whole(generator, 1, 10**6) for _ in range(SEEDS)]
+        jobs = [(0, layout, seed) for layout in made.layouts for seed in seeds]
+        jobs += [(which, layout, seeds[0]) for which in range(1, len(made.programs)) for layout in made.layouts]
+        return [{"runs": list(zip(map(_name, jobs), made.runs(jobs), strict=True))}]
+
+    asked = names | {
+        "inputs": inputs,
+        "body": _body,
+        "reference": lambda given: [{name: name.split()[0] for name, _ in given[0]["runs"]}],
+        "MISTAKES": ALWAYS + names.get("MISTAKES", ""),
+    }
+    exercise = edits.exercise(asked, points=points, right=(check, *also_right), ranks=(1,), timeout_s=10)
+    return made, exercise
+
+
+def _body(check: Callable, group: Group, given: Data) -> Data:
+    """What a check says of each run: whether it fires, and for the reader its first sentences."""
+    said = [(name, check(seen)) for name, seen in given["runs"]]
+    found: Data = {name: FIRES if words else SILENT for name, words in said}
+    spoken = [f"{name.partition(': ')[2]}: {words}" for name, words in said if words]
+    return found | {SEEN: "Your check says\n" + "\n".join(f"  {line}" for line in spoken)} if spoken else found
+
+
+def _on_rank(
+    world: Group, programs: Sequence[tuple[Edited, Mapping[str, int], int]]
+) -> list[tuple[Data, list[Sent]]]:
+    """What this rank knows after each program, and what it sent."""
+    found = []
+    for program, layout, seed in programs:
+        mesh = Mesh(MeshShape(**layout), world)
+        with trace.record(world.rank) as seen:
+            known = program.load()(mesh, seed)
+        sent = [Sent(event.kind, event.axis, event.wire_bytes) for event in seen.events]
+        found.append((plain(known), sent))
+    return found
+
+
+def _planned(programs: Sequence[tuple[Edited, Mapping[str, int], int]]) -> list[list[tuple[Data, list[Sent]]]]:
+    """The same for what a rank knows before it starts, by rank."""
+    plans = [replace(one, expression="planned").load()(layout, seed) for one, layout, seed in programs]
+    return [[(known, []) for known in of_rank] for of_rank in zip(*plans, strict=True)]
+
+
+def _name(job: Job) -> str:
+    """`silent on the healthy run: dp 2, tp 2, seed 7`: the expected verdict, and the run."""
+    which, layout, seed = job
+    where = ", ".join(f"{axis} {size}" for axis, size in layout.items())
+    kind = ("healthy", "sick")[which] if which < 2 else f"sick ({which})"
+    return f"{FIRES if which else SILENT} on the {kind} run: {where}, seed {seed}"
+
+
+def _size(layout: Mapping[str, int]) -> int:
+    return MeshShape(**layout).size
