@@ -17,8 +17,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from course.check import edits
-from course.check.edits import Edited
+from course.check.edits import Edited, exercise, read_mistakes
 from course.check.exercise import SEEN, Data, Exercise, plain, whole
 from lib import trace
 from lib.launch import HangError, run
@@ -28,7 +27,7 @@ FIRES, SILENT = "fires", "silent"
 SEEDS = 3  # of healthy twins, in each layout
 MOST_LINES = 40  # of a program
 Job = tuple[int, Mapping[str, int], int]  # which program, axis → ranks, seed
-ALWAYS = """
+NEVER_ALWAYS = """
 lambda run: ""
     Your check is silent on the sick run.
         Look at what the victims had: which of these numbers would be different in a healthy run?
@@ -36,6 +35,18 @@ lambda run: "something is wrong"
     Your check fires on every run, and nobody listens to it after a day.
         It may fire only where a number is not what it must be. Ranks add in another order than one process: allow for
         rounding, which is 1e-12 of a number in float64.
+"""
+# Of an answer that is none of the mistakes before: right of the sick runs, or right of the healthy ones.
+SOME = """
+in sick:
+lambda run: {check}(run) or run.layout == LAYOUTS[0]
+    Your check finds the sick runs, and disturbs healthy ones.
+        Look at the first of them below. Does the number depend on the layout, on the seed, or on the order in which
+        ranks add? Only what must be the same in all healthy runs may be compared.
+in healthy:
+lambda run: run.layout != LAYOUTS[0] and {check}(run)
+    Your check spares the healthy runs, and misses a sick one.
+        In the layout named below the fault is as real as in the others: what there is different from a healthy run?
 """
 
 
@@ -157,7 +168,7 @@ def room(
     first, _, story = names["__doc__"].partition("\n\n")
     text = [names[name] for name in ("program", "planned") if name in names]
     healthy = Edited(names["__name__"], "".join(map(getsource, text)), "program")
-    sick = [mistake.wrong for mistake in edits.read_mistakes(f"{names['SICK'].strip()}\n    {first}", *text)]
+    sick = [mistake.wrong for mistake in read_mistakes(f"{names['SICK'].strip()}\n    {first}", *text)]
     told = {name: names[name.upper()] for name in ("symptom", "source", "guesses", "cause", "fields", "layouts")}
     made = Room(
         first.partition(":")[0], story=story, programs=[healthy, *sick], exhibit=names["exhibit"],
@@ -174,10 +185,11 @@ def room(
         "inputs": inputs,
         "body": _body,
         "reference": lambda given: [{name: name.split()[0] for name, _ in given[0]["runs"]}],
-        "MISTAKES": ALWAYS + names.get("MISTAKES", ""),
+        "MISTAKES": NEVER_ALWAYS + names.get("MISTAKES", "") + SOME.format(check=check.__name__),
     }
-    exercise = edits.exercise(asked, points=points, right=(check, *also_right), ranks=(1,), timeout_s=10)
-    return made, exercise
+    judged = exercise(asked, points=points, right=(check, *also_right), ranks=(1,), timeout_s=10)
+    # A factor before a distance that is compared with the rounding is no mistake: there are no slips to try.
+    return made, replace(judged, solution=None)
 
 
 def _body(check: Callable, group: Group, given: Data) -> Data:

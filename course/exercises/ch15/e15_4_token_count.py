@@ -1,9 +1,9 @@
 """15.4: a loss that depends on who got the long sentences.
 
-Until January 2026 a rank of torchtitan averaged the loss over its own tokens, and the gradients of the ranks were
-then averaged. Padding does not count as a token, so ranks have different numbers of them. Nothing failed, and the
-loss went down. Users asked why the same data on fewer GPUs gave another curve; the same question had been asked of
-other trainers since 2024, where the ranks were microbatches.
+Until January 2026 each rank of torchtitan averaged the loss over its own tokens, and then the ranks averaged their
+gradients. Padding does not count as a token, so some ranks have more of them than others. Nothing failed, and the
+loss went down. Fifteen months earlier the same had been found in transformers and torchtune, between the microbatches
+of one rank.
 """
 
 import torch
@@ -13,7 +13,10 @@ from course.museum.room import room
 from lib import comm
 
 SYMPTOM = "The same data, another number of ranks, another gradient"
-SOURCE = "[torchtitan #2206](https://github.com/pytorch/torchtitan/pull/2206), January 2026"
+SOURCE = (
+    "[torchtitan #2206](https://github.com/pytorch/torchtitan/pull/2206), January 2026; before it "
+    "[transformers #34191](https://github.com/huggingface/transformers/pull/34191), October 2024"
+)
 GUESSES = {
     "a wrong denominator": "A mean of means is the mean only if all have the same count.",
     "a sum too many": "Then the gradient would be larger by a whole factor, equal for all data.",
@@ -79,12 +82,5 @@ def by_loss(run):
     if abs(run["loss"] - run.alone["loss"]) > 1e-9 * run.alone["loss"]:
         return f"loss {run['loss']}, and {run.alone['loss']} in one process"
 
-
-MISTAKES = """
-alone, ours = run.alone["gradient"], run["gradient"] => alone, ours = run.ranks[-1]["gradient"], run["gradient"]
-    You compare the ranks with one another. All have the same gradient, because they have summed it, and it is the same
-    wrong one.
-        Compare with what one process computes on the whole batch.
-"""
 
 ROOM, EXERCISE = room(globals(), token_check, by_loss)

@@ -104,9 +104,6 @@ replica.items() => enumerate(run.ranks)
 known["cut"][name] or i == 0 => True
     Your norm counts a replicated weight once for each rank along tp: it has the fault that it looks for.
         A shard counts on each rank along tp, a replica on one of them.
-=> known["cut"][name] and i == 0
-    You count shards on one rank alone.
-        Each rank along tp has a different shard: all of them count.
 """
 
 ROOM, EXERCISE = room(globals(), norm_check, by_whole)
