@@ -1,0 +1,88 @@
+"""The rooms of the museum on a page: what the victims had, and what each check says in the rooms of the others."""
+
+from __future__ import annotations
+
+import importlib
+import textwrap
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from html import escape
+from pathlib import Path
+
+import course.exercises
+from course.museum.room import FIRES, SILENT, Room, Run
+
+NOT_HERE, UNWRITTEN = "–", "not written yet"
+
+
+@dataclass(frozen=True)
+class Exhibit:
+    """What the victims of a bug had: rows of a table, the first its head, or a text such as a hang report."""
+
+    shown: str | Sequence[Sequence[object]]
+
+    def __repr__(self) -> str:
+        if isinstance(self.shown, str):
+            return self.shown
+        rows = [[f"{cell}" for cell in row] for row in self.shown]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+
+    def _repr_html_(self) -> str:
+        if isinstance(self.shown, str):
+            return f'<pre class="exhibit">{escape(self.shown)}</pre>'
+        head, *rows = ([escape(f"{cell}") for cell in row] for row in self.shown)
+        titles = "".join(f'<th scope="col">{cell}</th>' for cell in head)
+        body = "".join(
+            f'<tr><th scope="row">{name}</th>{"".join(f"<td>{cell}</td>" for cell in cells)}</tr>'
+            for name, *cells in rows
+        )
+        return (
+            '<div class="pst-scrollable-table-container"><table class="exhibit">'
+            f"<thead><tr>{titles}</tr></thead><tbody>{body}</tbody></table></div>"
+        )
+
+
+@cache
+def rooms() -> dict[str, Room]:
+    """Id of its exercise → room, in the order of the ids."""
+    files = (path for folder in course.exercises.__path__ for path in Path(folder).glob("ch15/e15_*.py"))
+    found = [_module(path.stem) for path in files]
+    made = [module.ROOM for module in found if hasattr(module, "ROOM")]
+    return {room.id: room for room in sorted(made, key=lambda room: int(room.id.partition(".")[2]))}
+
+
+def exhibit(id: str) -> Exhibit:
+    """What the victims had in the room of an exercise, such as `"15.4"`: the sick program runs, here and now."""
+    room = rooms()[id]
+    return Exhibit(room.exhibit(room.victims()))
+
+
+def elsewhere(*checks: Callable[[Run], object]) -> Exhibit:
+    """What checks say of the sick run in each room. A dash: the run has not the numbers that the check looks at."""
+    names = [getattr(check, "__name__", f"{check}").replace("_", " ") for check in checks]
+    rows = [[_short(room), *(_said(check, run) for check in checks)] for room, run in _sick()]
+    return Exhibit([["room", *names], *rows])
+
+
+@cache
+def _sick() -> list[tuple[Room, Run]]:
+    return [(room, *room.runs([(1, room.layouts[0], 0)])) for room in rooms().values()]
+
+
+def _short(room: Room) -> str:
+    return textwrap.shorten(f"{room.id} {room.symptom}", 48, placeholder=" …")
+
+
+def _said(check: Callable[[Run], object], run: Run) -> str:
+    try:
+        return FIRES if check(run) else SILENT
+    except NotImplementedError:
+        return UNWRITTEN
+    except Exception:  # of somebody's check, on a run that it was not written for
+        return NOT_HERE
+
+
+def _module(name: str):
+    return importlib.import_module(f"course.exercises.ch15.{name}")

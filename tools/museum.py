@@ -1,0 +1,155 @@
+"""Writes what is generated from the rooms of the museum, or checks that it agrees with them.
+
+    python tools/museum.py            # what `make notebooks` runs first
+    python tools/museum.py --check    # changes nothing; fails naming what is out of step
+
+A room is one file of course/exercises/ch15/. From it come its section of chapters/15b_museum.md, and its task in
+solutions/15_when_it_goes_wrong.md; in both, what lies between the two marks is generated, and nothing else.
+"""
+
+import inspect
+import re
+from pathlib import Path
+
+from notebooks import settle
+from set_repository import ROOT
+
+from book.figures.museum import rooms
+from course.check.catalogue import EXERCISES
+from course.museum.room import Room
+
+BEGIN, END = "<!-- rooms: tools/museum.py writes what follows -->", "<!-- end of the rooms -->"
+PAGE, TASKS = ROOT / "chapters" / "15b_museum.md", ROOT / "solutions" / "15_when_it_goes_wrong.md"
+QUESTION = "What kind of cause is it?"
+SAYS = "A sentence if something is wrong with this run, and an empty text if all is well."  # what a check returns
+
+
+def anchor(title: str) -> str:
+    """The anchor of a heading, as GitHub and MyST make it."""
+    return re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
+
+
+def heading(room: Room) -> str:
+    """Of its task."""
+    return f"{room.id.partition('.')[2]}. {room.symptom}"
+
+
+def section(room: Room) -> str:
+    """On the page: what happened, what the victims had, a guess, and behind folds the cause."""
+    (right, why), *others = room.guesses.items()
+    options = [(right, f"Right: {why}"), *((kind, f"Wrong: {why}") for kind, why in others)]
+    options = sorted(options)  # so that the right one stands anywhere
+    guesses = "\n".join(
+        f'> <details class="option"><summary>{kind}</summary>{why}</details>' for kind, why in options
+    )
+    task = f"../exercises/{TASKS.stem}.ipynb#{anchor(heading(room))}"
+    return f"""## {room.symptom}
+
+{joined(room.story)} {room.source}.
+
+```{{code-cell}} ipython3
+exhibit("{room.id}")
+```
+
+> **Guess before you read on.** {QUESTION}
+{guesses}
+
+<details class="cause"><summary>The cause, and the program</summary>
+
+{joined(room.cause)}
+
+```diff
+{room.changed}
+```
+
+</details>
+
+Write the check that would have caught it: [exercise {room.id.partition(".")[2]}]({task}).
+"""
+
+
+def task(room: Room) -> str:
+    """In the exercises: what a check gets; the solution is the text of the model check."""
+    solution, points = EXERCISES[room.id].right[0], EXERCISES[room.id].points
+    head, _, body = inspect.getsource(solution).partition("\n")
+    fields = "\n".join(f'- `run["{field}"]`: {meaning}' for field, meaning in room.fields.items())
+    alone = "" if room.fits else " There is no `run.alone`: this model does not fit into one process."
+    name = solution.__name__
+    cell = name.replace("_", "-")
+    return f"""## {heading(room)}
+
+From the room [{room.symptom}](../chapters/{PAGE.stem}.ipynb#{anchor(room.symptom)}) of the museum. Write the check that would have caught it.{alone}
+
+{fields}
+
+```{{code-cell}} ipython3
+exhibit("{room.id}")
+```
+
+{code(nbgrader(cell, "solution: true", "grade: false", "locked: false"))}
+{head}
+    \"\"\"{SAYS}\"\"\"
+    ### BEGIN SOLUTION
+{body.rstrip()}
+    ### END SOLUTION
+```
+
+{code(nbgrader(f"check-{cell}", "solution: false", "grade: true", "locked: true", f"points: {points:g}"), "tags: [check]")}
+check("{room.id}", {name})
+```
+
++++ {{"tags": ["solution-only"]}}
+
+{joined(room.cause)}
+
++++
+"""
+
+
+def nbgrader(cell: str, *marks: str) -> str:
+    """The marks of a cell, as jupytext writes them."""
+    marks = sorted([*marks, f"grade_id: {cell}", "schema_version: 3", "task: false"])
+    return "\n".join(["nbgrader:", *(f"  {mark}" for mark in marks)])
+
+
+def code(*metadata: str) -> str:
+    """The beginning of a cell with metadata."""
+    return "\n".join(["```{code-cell} ipython3", "---", *metadata, "---"])
+
+
+def joined(text: str) -> str:
+    """Paragraphs, each in one line."""
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in text.strip().split("\n\n"))
+
+
+def last() -> str:
+    """Below the tasks: all checks in all rooms."""
+    names = ", ".join(EXERCISES[id].right[0].__name__ for id in rooms())
+    return f"""## Your checks in the other rooms
+
+What does each of your checks say of the sick runs of the other rooms? This is shown and not judged. A dash means that a run does not have the numbers that a check looks at.
+
+```{{code-cell}} ipython3
+elsewhere({names})
+```
+"""
+
+
+def with_rooms(path: Path, generated: str) -> str:
+    """The text of a file, with this between its marks.
+
+    Raises:
+        ValueError: it does not have both marks.
+    """
+    text = path.read_text(encoding="utf-8")
+    before, begin, rest = text.partition(f"{BEGIN}\n")
+    _, end, after = rest.partition(END)
+    if not (begin and end):
+        raise ValueError(f"{path.name} must have the lines {BEGIN!r} and {END!r}")
+    return f"{before}{begin}\n{generated}\n{end}{after}"
+
+
+if __name__ == "__main__":
+    made = {PAGE: [*map(section, rooms().values())], TASKS: [*map(task, rooms().values()), last()]}
+    wanted = {path: with_rooms(path, "\n".join(parts)) for path, parts in made.items()}
+    settle(wanted, [], __doc__, "a room has changed; run make notebooks")
