@@ -123,6 +123,7 @@ thorough: $(READY) ## the tests that make test leaves out: more ranks, layouts a
 	@$(PY) -m pytest tests --ignore tests/book/test_site.py $(ALONE) --part thorough --longest-s 60 $(PYTEST_ARGS)
 
 notebooks: $(READY) ## write every .ipynb from its .md, run the solutions, generate the exercises
+	@$(PY) tools/museum.py
 	@$(PY) tools/notebooks.py
 	@$(PY) tools/execute_notebooks.py
 	@if test -f tools/make_exercises.py; then $(PY) tools/make_exercises.py; fi
@@ -142,6 +143,7 @@ assignments: $(READY) ## write the homeworks' handouts, rubrics and files for pl
 lint: $(READY) ## check style, and that what is generated agrees with its source
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
+	@$(PY) tools/museum.py --check
 	@$(PY) tools/notebooks.py --check
 	@if test -f tools/make_exercises.py; then $(PY) tools/make_exercises.py --check; fi
 	@$(PY) tools/kills.py --check

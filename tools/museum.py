@@ -21,6 +21,10 @@ from course.museum.room import Room
 BEGIN, END = "<!-- rooms: tools/museum.py writes what follows -->", "<!-- end of the rooms -->"
 PAGE, TASKS = ROOT / "chapters" / "15b_museum.md", ROOT / "solutions" / "15_when_it_goes_wrong.md"
 QUESTION = "What kind of cause is it?"
+SHOWN = (
+    "What does each of your checks say of the sick runs of the other rooms? This is shown and not judged. A dash means "
+    "that a run does not have the numbers that a check looks at."
+)
 SAYS = "A sentence if something is wrong with this run, and an empty text if all is well."  # what a check returns
 
 
@@ -73,12 +77,15 @@ def task(room: Room) -> str:
     solution, points = EXERCISES[room.id].right[0], EXERCISES[room.id].points
     head, _, body = inspect.getsource(solution).partition("\n")
     fields = "\n".join(f'- `run["{field}"]`: {meaning}' for field, meaning in room.fields.items())
+    where = f"[{room.symptom}](../chapters/{PAGE.stem}.ipynb#{anchor(room.symptom)})"
     alone = "" if room.fits else " There is no `run.alone`: this model does not fit into one process."
     name = solution.__name__
     cell = name.replace("_", "-")
+    to_write = nbgrader(cell, "solution: true", "grade: false", "locked: false")
+    to_check = nbgrader(f"check-{cell}", "solution: false", "grade: true", "locked: true", f"points: {points:g}")
     return f"""## {heading(room)}
 
-From the room [{room.symptom}](../chapters/{PAGE.stem}.ipynb#{anchor(room.symptom)}) of the museum. Write the check that would have caught it.{alone}
+From the room {where} of the museum. Write the check that would have caught it.{alone}
 
 {fields}
 
@@ -86,7 +93,7 @@ From the room [{room.symptom}](../chapters/{PAGE.stem}.ipynb#{anchor(room.sympto
 exhibit("{room.id}")
 ```
 
-{code(nbgrader(cell, "solution: true", "grade: false", "locked: false"))}
+{code(to_write)}
 {head}
     \"\"\"{SAYS}\"\"\"
     ### BEGIN SOLUTION
@@ -94,7 +101,7 @@ exhibit("{room.id}")
     ### END SOLUTION
 ```
 
-{code(nbgrader(f"check-{cell}", "solution: false", "grade: true", "locked: true", f"points: {points:g}"), "tags: [check]")}
+{code(to_check, "tags: [check]")}
 check("{room.id}", {name})
 ```
 
@@ -127,7 +134,7 @@ def last() -> str:
     names = ", ".join(EXERCISES[id].right[0].__name__ for id in rooms())
     return f"""## Your checks in the other rooms
 
-What does each of your checks say of the sick runs of the other rooms? This is shown and not judged. A dash means that a run does not have the numbers that a check looks at.
+{SHOWN}
 
 ```{{code-cell}} ipython3
 elsewhere({names})

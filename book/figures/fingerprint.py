@@ -1,4 +1,4 @@
-"""What a fault does to each tensor on each rank: a row for each tensor, a column for each rank, a number in each cell."""
+"""What a fault does to the tensors of each rank: a row for each tensor, a column for each rank, a number in a cell."""
 
 from __future__ import annotations
 

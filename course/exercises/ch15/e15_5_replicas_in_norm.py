@@ -39,7 +39,7 @@ def program(mesh, seed):
     tp, dp, generator = mesh.group("tp"), mesh.group("dp"), torch.Generator().manual_seed(seed)
 
     def drawn(*shape):
-        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+        return 0.3 * torch.randn(*shape, generator=generator, dtype=torch.float64)
 
     x = drawn(6, 8).chunk(dp.size)[dp.rank]
     whole = {"scale": drawn(8), "up": drawn(8, 8), "down": drawn(8, 8), "bias": drawn(8)}
@@ -70,8 +70,15 @@ SICK = """
 def exhibit(run):
     rows = [("rank", "norm, as logged", *(f"norm of {name}" for name in run["gradients"]))]
     for rank, seen in enumerate(run.ranks):
-        rows += [(rank, f"{seen['norm']:.4f}", *(f"{g.norm():.4f}" for g in seen["gradients"].values()))]
-    return rows
+        rows += [(rank, f"{seen['norm']:.3f}", *(f"{g.norm():.3f}" for g in seen["gradients"].values()))]
+    return [*rows, ("reference", f"{_norm(run):.3f}", *[""] * len(run["gradients"]))]
+
+
+def _norm(run):
+    """Of the model, from the shards of the first replica."""
+    ranks = range(run.layout["tp"])
+    counted = [g for i in ranks for name, g in run.ranks[i]["gradients"].items() if run["cut"][name] or i == 0]
+    return sum(g.square().sum().item() for g in counted) ** 0.5
 
 
 def norm_check(run):

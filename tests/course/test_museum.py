@@ -1,0 +1,105 @@
+"""The museum: its rooms are real and in form, and its judge tells a check that fires from one that disturbs."""
+
+import re
+
+import pytest
+
+from book.figures.museum import FIRES, NOT_HERE, SILENT, UNWRITTEN, Exhibit, elsewhere, rooms
+from course.check.catalogue import EXERCISES
+from course.check.judge import judge
+from course.museum.room import MOST_LINES, Run
+from lib.launch import run
+from lib.mesh import Mesh, MeshShape
+from tests.book.test_repository import tool
+
+ROOMS = rooms()
+TOLD = re.compile(r"\[[^\]]+\]\(https://[^)]+\), (January|February|March|April|May|June|July|August|September|October"
+                  r"|November|December) 20\d\d")  # fmt: skip
+
+
+@pytest.mark.parametrize("room", ROOMS.values(), ids=[*ROOMS])
+def test_a_room_is_in_form(room):
+    healthy, *sick = room.programs
+    assert len(healthy.text.splitlines()) <= MOST_LINES
+    assert sick, "a room without a sick program"
+    assert all(one.text != healthy.text for one in sick)
+    assert TOLD.search(room.source), "the thread with its link, and the month"
+    assert len(room.guesses) == 4
+    assert len(room.layouts) == 3
+    assert all(1 <= MeshShape(**layout).size <= 4 for layout in room.layouts)
+    right = next(iter(room.guesses))
+    assert right not in f"{room.symptom} {room.story}".lower(), "the story gives the answer away"
+    assert room.fields and room.cause.strip() and room.story.strip()
+
+
+def test_there_are_at_least_twelve_and_no_two_are_alike():
+    assert len(ROOMS) >= 12
+    assert len({room.symptom for room in ROOMS.values()}) == len(ROOMS)
+    assert [int(one.partition(".")[2]) for one in ROOMS] == [*range(4, 4 + len(ROOMS))]
+
+
+def of(check, room="15.4"):
+    """The hint for a check, or "" if it passes."""
+    ((case,),) = judge(EXERCISES[room], [check], seed=1)
+    return case.hint
+
+
+def gradients_differ(run: Run) -> bool:
+    return bool((run["gradient"] - run.alone["gradient"]).norm() > 1e-9)
+
+
+def test_a_check_must_fire_and_must_not_disturb():
+    assert of(gradients_differ) == ""
+    assert "silent on the sick" in of(lambda run: False)
+    assert "fires on every run" in of(lambda run: True)
+    assert "disturbs healthy ones" in of(lambda run: gradients_differ(run) or run.layout == {"dp": 3})
+    assert "misses a sick one" in of(lambda run: gradients_differ(run) and run.layout != {"dp": 3})
+    told = of(lambda run: "the third layout" if run.layout == {"dp": 4} else "")
+    assert "dp 4, seed" in told, "what a check said is shown"
+
+
+PLANNED = {one: room for one, room in ROOMS.items() if room.planned}
+
+
+@pytest.mark.parametrize("room", [*PLANNED.values()], ids=[*PLANNED])
+def test_a_healthy_program_with_a_plan_ends_and_the_sick_one_hangs(room):
+    for layout in room.layouts:
+        run(started, MeshShape(**layout).size, room.programs[0], layout)
+    assert "Nothing has moved" in room.victims().hang
+
+
+def started(world, program, layout):
+    return program.load()(Mesh(MeshShape(**layout), world), 0)
+
+
+def test_what_a_check_says_elsewhere_is_shown_whatever_it_does():
+    def unwritten(run):
+        raise NotImplementedError
+
+    def tokens_missing(run):
+        return "fewer tokens" if run["tokens"] < 1 else ""
+
+    head, *rows = elsewhere(unwritten, tokens_missing).shown
+    assert head == ["room", "unwritten", "tokens missing"]
+    assert {row[1] for row in rows} == {UNWRITTEN}
+    assert rows[0][2] == SILENT
+    assert NOT_HERE in {row[2] for row in rows}
+    assert FIRES not in {row[2] for row in rows}
+
+
+def test_an_exhibit_is_a_table_or_a_text_and_nothing_in_it_is_markup():
+    table = Exhibit([("rank", "a < b"), (0, "1.5"), (1, "")])
+    assert f"{table!r}".splitlines() == ["rank  a < b", "0     1.5", "1"]
+    assert "a &lt; b" in table._repr_html_()
+    assert Exhibit("x <y>")._repr_html_() == '<pre class="exhibit">x &lt;y&gt;</pre>'
+
+
+def test_the_generator_knows_its_marks(tmp_path):
+    museum = tool("museum")
+    page = tmp_path / "page.md"
+    page.write_text(f"before\n{museum.BEGIN}\nold\n{museum.END}\nafter\n", encoding="utf-8")
+    assert museum.with_rooms(page, "new") == f"before\n{museum.BEGIN}\n\nnew\n{museum.END}\nafter\n"
+    page.write_text("no marks", encoding="utf-8")
+    with pytest.raises(ValueError, match="must have the lines"):
+        museum.with_rooms(page, "new")
+    assert museum.anchor("A sum, too many: 2×?") == "a-sum-too-many-2"
