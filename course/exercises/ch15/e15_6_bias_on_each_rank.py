@@ -1,0 +1,94 @@
+"""15.6: an output that depends on the number of ranks.
+
+In June 2026 a reader of MinivLLM, a small inference engine, computed one linear layer on two tensor-parallel ranks and
+in one process. Nothing failed, and the outputs were not the same. Another reader had doubted these lines in January,
+and was thanked. In August torchtitan mended the same in the experts of GPT-OSS.
+"""
+
+import torch
+
+from course.museum.room import room
+from lib import comm
+
+SYMPTOM = "A layer whose output depends on the number of ranks"
+SOURCE = (
+    "[MinivLLM #80](https://github.com/Wenyueh/MinivLLM/issues/80), June 2026 (and #13, January 2026); "
+    "[torchtitan #4245](https://github.com/pytorch/torchtitan/pull/4245), August 2026"
+)
+GUESSES = {
+    "a sum too many": "The difference is the same for each sample: something that no input changes is added again.",
+    "a sum that is missing": "A partial sum depends on the sample, and then the difference would as well.",
+    "a wrong denominator": "Then outputs would be wrong by a factor, and a larger output would be more wrong.",
+    "a wrong order of elements": "Then the right outputs would all be there, in other places.",
+}
+CAUSE = """
+The bias is not cut, so each rank has all of it. A rank added it to its partial sum before the all-reduce, and the
+result had $t$ biases. It must be added after the sum, or on one rank only, or as $b/t$ on each. torchtitan did the
+last, but took $t$ from a weight of a type that a new backend no longer used, and $t$ was 1. Autograd then divides the
+gradient of the bias by $t$ as well, which was found a week later
+([#4332](https://github.com/pytorch/torchtitan/pull/4332)).
+"""
+FIELDS = {
+    "output": "of the layer, [samples of this rank, features]",
+    "samples": "numbers of the samples of this rank",
+    "loss": "mean squared error of the samples of this rank",
+}
+LAYOUTS = ({"dp": 1, "tp": 4}, {"dp": 1, "tp": 2}, {"dp": 2, "tp": 2})
+
+
+def program(mesh, seed):
+    """Forward of a column-parallel and a row-parallel layer with a bias."""
+    tp, dp, generator = mesh.group("tp"), mesh.group("dp"), torch.Generator().manual_seed(seed)
+
+    def drawn(*shape):
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    x, target, up, down, bias = drawn(12, 6), drawn(12, 6), drawn(6, 8), drawn(8, 6), drawn(6)
+    samples = list(range(12))[dp.rank :: dp.size]
+    hidden = (x[samples] @ up.chunk(tp.size, 1)[tp.rank]).relu()
+    part = hidden @ down.chunk(tp.size, 0)[tp.rank]
+    output = comm.all_reduce(part, tp) + bias
+    return {
+        "output": output,
+        "samples": samples,
+        "loss": (output - target[samples]).square().mean().item(),
+    }
+
+
+SICK = """
+comm.all_reduce(part, tp) + bias => comm.all_reduce(part + bias, tp)
+"""
+
+
+def exhibit(run):
+    rows = [("sample", "feature", "one process", f"{len(run.ranks)} ranks", "difference")]
+    for sample in range(3):
+        for feature in range(2):
+            alone, ours = (one["output"][sample, feature].item() for one in (run.alone, run))
+            rows += [(sample, feature, f"{alone:.4f}", f"{ours:.4f}", f"{ours - alone:.4f}")]
+    return rows
+
+
+def output_check(run):
+    for rank, known in enumerate(run.ranks):
+        right = run.alone["output"][known["samples"]]
+        apart = (known["output"] - right).norm() / right.norm()
+        if apart > 1e-9:
+            return f"the output of rank {rank} is {apart:.0%} away from that of one process"
+    return ""
+
+
+def by_loss(run):
+    """The mean of the ranks' losses is that of one process: they have equally many samples."""
+    loss = sum(known["loss"] for known in run.ranks) / len(run.ranks)
+    return f"loss {loss}" if abs(loss - run.alone["loss"]) > 1e-9 * run.alone["loss"] else ""
+
+
+MISTAKES = """
+right = run.alone["output"][known["samples"]] => right = run.alone["output"][: len(known["samples"])]
+or lambda run: "" if abs(run["loss"] / run.alone["loss"] - 1) < 1e-9 else "another loss"
+    You compare a rank with samples that are not its own: where dp divides the batch, each rank has a part of it.
+        Its samples are rows of the output of one process. Of losses, the mean over all ranks is that of the batch.
+"""
+
+ROOM, EXERCISE = room(globals(), output_check, by_loss)
