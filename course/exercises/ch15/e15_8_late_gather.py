@@ -1,0 +1,104 @@
+"""15.8: two curves that part after the first step.
+
+With ZeRO-1 each rank steps a shard of the weights, and all-gathers bring it to the others. An option of Megatron-LM
+lets them run while forward already computes. It may change when a message is sent, and no number. In July 2024 a user
+told how to see that numbers change: train a hundred steps on four data-parallel ranks, once with the option and once
+without it, and compare the losses.
+"""
+
+import torch
+
+from course.museum.room import room
+from lib import comm
+
+SYMPTOM = "An option that should only save time changes the loss"
+SOURCE = "[Megatron-LM #950](https://github.com/NVIDIA/Megatron-LM/issues/950), July 2024"
+GUESSES = {
+    "overlap that reads too early": "Step 0 needs no gather, and is right. Step 1 reads weights that step 0 did not make.",
+    "a sum that is missing": "Then the gradient of step 0 would be wrong.",
+    "two ranks that read the same samples": "Then the loss of step 0 would be wrong.",
+    "a wrong dtype": "Then step 0 would be wrong as well, and by a rounding, which is much smaller.",
+}
+CAUSE = """
+A bucket's gather is started when forward has waited for the bucket before it, in the order of the buffer: a, b, c. But
+the model uses c before b. When forward came to c, no gather of c had been started, so there was nothing to wait for,
+and it computed with what was there: its own shard of this step, and the other shards of the step before. The buckets
+must be in the order of forward. Megatron-LM also starts a gather when its weight is needed, if none is started yet.
+"""
+FIELDS = {
+    "loss": "of the whole batch, by step",
+    "norm": "of the gradient of the whole batch, by step",
+    "weights": "name → norm of the weight with which forward computed on this rank, by step",
+}
+LAYOUTS = ({"dp": 2}, {"dp": 3}, {"dp": 4})
+
+
+def program(mesh, seed):
+    """Four steps of ZeRO-1: each bucket has a weight, and is gathered while forward computes with another."""
+    dp, generator = mesh.group("dp"), torch.Generator().manual_seed(seed)
+    x, target = torch.randn(2, 12, 12, generator=generator, dtype=torch.float64)
+    drawn = torch.randn(3, 12, 12, generator=generator, dtype=torch.float64) / 3
+    weights = {name: weight.clone().requires_grad_() for name, weight in zip("abc", drawn, strict=True)}
+    order = ["a", "c", "b"]  # in which forward needs them
+    mine = slice(12 * dp.rank // dp.size, 12 * (dp.rank + 1) // dp.size)  # rows of the batch, and of each weight
+    waiting, started = [], {}
+    seen = {"loss": [], "norm": [], "weights": {name: [] for name in weights}}
+
+    def start_next():
+        if waiting:
+            name = waiting.pop(0)
+            started[name] = comm.all_gather_start(weights[name].data[mine], dp)
+
+    def finish(name):
+        if name in started:
+            weights[name].data.copy_(started.pop(name).wait())
+            start_next()
+
+    for step in range(4):
+        h = x[mine]
+        for name in order:
+            finish(name)
+            seen["weights"][name].append(weights[name].norm().item())
+            h = (h @ weights[name]).tanh()
+        loss = (h - target[mine]).square().sum() / 12
+        gradients = torch.autograd.grad(loss, list(weights.values()))
+        shards = [comm.reduce_scatter(gradient, dp) for gradient in gradients]
+        seen["loss"].append(comm.all_reduce(loss.detach(), dp).item())
+        seen["norm"].append(comm.all_reduce(torch.stack(shards).square().sum(), dp).sqrt().item())
+        for name, shard in zip(weights, shards, strict=True):
+            finish(name)
+            weights[name].data[mine] -= 0.1 * shard
+        waiting += order if step < 3 else []
+        start_next()
+    return seen
+
+
+SICK = """
+waiting += order => waiting += sorted(order)
+"""
+
+
+def exhibit(run):
+    rows = [("step", "loss without", "loss with it", "norm of the gradient without", "norm with it")]
+    for step in range(4):
+        rows += [(step, *(f"{one[name][step]:.6f}" for name in ("loss", "norm") for one in (run.alone, run)))]
+    return rows
+
+
+def loss_check(run):
+    for step, (ours, right) in enumerate(zip(run["loss"], run.alone["loss"], strict=True)):
+        if abs(ours - right) > 1e-9 * right:
+            return f"step {step} has loss {ours:.6f}, and {right:.6f} in one process"
+    return ""
+
+
+def by_weights(run):
+    """All ranks compute with the same weights. This needs no other run."""
+    for name, norms in run["weights"].items():
+        for known in run.ranks:
+            apart = (torch.tensor(norms) - torch.tensor(known["weights"][name])).abs().max()
+            if apart > 1e-9 * norms[0]:
+                return f"ranks compute with different weights {name}"
+
+
+ROOM, EXERCISE = room(globals(), loss_check, by_weights)
