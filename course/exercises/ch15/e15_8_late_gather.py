@@ -14,7 +14,7 @@ from lib import comm
 SYMPTOM = "An option that should only save time changes the loss"
 SOURCE = "[Megatron-LM #950](https://github.com/NVIDIA/Megatron-LM/issues/950), July 2024"
 GUESSES = {
-    "overlap that reads too early": "Step 0 needs no gather, and is right. Step 1 reads weights that step 0 did not make.",
+    "overlap that reads too early": "Step 0 needs no gather, and is right. Step 1 reads weights that it did not make.",
     "a sum that is missing": "Then the gradient of step 0 would be wrong.",
     "two ranks that read the same samples": "Then the loss of step 0 would be wrong.",
     "a wrong dtype": "Then step 0 would be wrong as well, and by a rounding, which is much smaller.",
@@ -34,7 +34,7 @@ LAYOUTS = ({"dp": 2}, {"dp": 3}, {"dp": 4})
 
 
 def program(mesh, seed):
-    """Four steps of ZeRO-1: each bucket has a weight, and is gathered while forward computes with another."""
+    """Three steps of ZeRO-1: each bucket has a weight, and is gathered while forward computes with another."""
     dp, generator = mesh.group("dp"), torch.Generator().manual_seed(seed)
     x, target = torch.randn(2, 12, 12, generator=generator, dtype=torch.float64)
     drawn = torch.randn(3, 12, 12, generator=generator, dtype=torch.float64) / 3
@@ -54,7 +54,7 @@ def program(mesh, seed):
             weights[name].data.copy_(started.pop(name).wait())
             start_next()
 
-    for step in range(4):
+    for step in range(3):
         h = x[mine]
         for name in order:
             finish(name)
@@ -68,7 +68,7 @@ def program(mesh, seed):
         for name, shard in zip(weights, shards, strict=True):
             finish(name)
             weights[name].data[mine] -= 0.1 * shard
-        waiting += order if step < 3 else []
+        waiting += order if step < 2 else []
         start_next()
     return seen
 
@@ -80,7 +80,7 @@ waiting += order => waiting += sorted(order)
 
 def exhibit(run):
     rows = [("step", "loss without", "loss with it", "norm of the gradient without", "norm with it")]
-    for step in range(4):
+    for step in range(3):
         rows += [(step, *(f"{one[name][step]:.6f}" for name in ("loss", "norm") for one in (run.alone, run)))]
     return rows
 
