@@ -1,0 +1,85 @@
+"""15.9: tokens that know the future.
+
+Context parallelism cuts the sequence: each rank computes the attention of its own tokens, and for it gathers the keys
+and values of all ranks. In May 2026 somebody who read torchtitan's code saw that since it was last rewritten this was
+another attention. He named no run that had failed. Who needs context parallelism has sequences that do not fit in one
+process, so there is no right run to compare with: a check must know what is true of every causal attention.
+"""
+
+import torch
+
+from course.museum.room import room
+from lib import comm
+
+SYMPTOM = "Tokens that depend on tokens after them"
+SOURCE = "[torchtitan #3206](https://github.com/pytorch/torchtitan/pull/3206), May 2026"
+GUESSES = {
+    "a wrong dimension": "Token 0 depends on the first token of each rank, token 1 on the first two of each: the "
+    "chunks lie side by side, and not one behind the other.",
+    "a wrong order of elements": "Then token 0 would still depend on one token, though on another.",
+    "a sum that is missing": "Then tokens would depend on fewer others than they should.",
+    "two ranks that read the same samples": "Then there would be tokens on which no output depends.",
+}
+CAUSE = """
+Keys and values had the shape [batch, head, token, width], and were gathered along dimension 2. Since the rewriting
+they had [batch, token, head, width] at this place, and dimension 2 was the heads. Grouped-query attention accepts
+other numbers of heads, and the causal mask counts the tokens of a chunk. The mend is a 1 for the 2.
+"""
+FIELDS = {
+    "tokens": "places of this rank's tokens in the sequence",
+    "depends": "[tokens of this rank, all tokens]: whether the output of one changes with the input of the other",
+}
+LAYOUTS = ({"cp": 2}, {"cp": 3}, {"cp": 4})
+FITS = False
+
+
+def program(mesh, seed):
+    """Causal grouped-query attention over a sequence that is cut along cp, with each token and without."""
+    cp, generator = mesh.group("cp"), torch.Generator().manual_seed(seed)
+
+    def drawn(*shape):
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    x = drawn(12, 8).repeat(13, 1, 1)  # [sequence, token, width]
+    x[range(12), range(12)] = 0  # sequence j is without token j, and the last has all
+    tokens = torch.arange(12).chunk(cp.size)[cp.rank]
+    heads = {"q": 12, "k": 1, "v": 1}  # the queries of twelve heads have the same keys and values
+    q, k, v = (torch.einsum("stw,whd->sthd", x[:, tokens], drawn(8, h, 4) / 3) for h in heads.values())
+    k, v = (comm.all_gather(one, cp, dim=1) for one in (k, v))
+    k, v = (one.repeat_interleave(12 // one.shape[2], dim=2) for one in (k, v))
+    scores = torch.einsum("sqhd,skhd->shqk", q, k) / 2
+    later = torch.arange(k.shape[1]) > tokens[:, None]
+    output = torch.einsum("shqk,skhd->sqhd", scores.masked_fill(later, -torch.inf).softmax(-1), v)
+    changed = (output[:12] - output[12]).abs().amax((2, 3)) > 1e-12
+    return {"tokens": tokens.tolist(), "depends": changed.T}
+
+
+SICK = """
+comm.all_gather(one, cp, dim=1) => comm.all_gather(one, cp, dim=2)
+"""
+
+
+def exhibit(run):
+    lines = ["rank  token   depends on token (x) or not (.)", f"{'':14}{' '.join(f'{k:2}' for k in range(12))}"]
+    for rank, known in enumerate(run.ranks):
+        for token, row in zip(known["tokens"], known["depends"].tolist(), strict=True):
+            lines += [f"{rank:4}{token:7}   {' '.join(' x' if on else ' .' for on in row)}"]
+    return "\n".join(lines)
+
+
+def causal_check(run):
+    for known in run.ranks:
+        for token, row in zip(known["tokens"], known["depends"], strict=True):
+            on = row.nonzero().flatten().tolist()
+            if on != list(range(token + 1)):
+                return f"token {token} depends on the tokens {on}"
+    return ""
+
+
+def by_count(run):
+    """Twelve tokens depend on 1 + 2 + … + 12 tokens."""
+    pairs = sum(known["depends"].sum().item() for known in run.ranks)
+    return f"{pairs} pairs" if pairs != 78 else ""
+
+
+ROOM, EXERCISE = room(globals(), causal_check, by_count)
