@@ -12,20 +12,21 @@ from lib import comm
 
 SYMPTOM = "A layer whose output depends on the number of ranks"
 SOURCE = (
-    "[MinivLLM #80](https://github.com/Wenyueh/MinivLLM/issues/80), June 2026 (and #13, January 2026); "
+    "[MinivLLM #80](https://github.com/Wenyueh/MinivLLM/issues/80), June 2026, and "
+    "[#13](https://github.com/Wenyueh/MinivLLM/issues/13), January 2026; "
     "[torchtitan #4245](https://github.com/pytorch/torchtitan/pull/4245), August 2026"
 )
 GUESSES = {
     "a sum too many": "The difference is the same for each sample: something that no input changes is added again.",
     "a sum that is missing": "A partial sum depends on the sample, and then the difference would as well.",
     "a wrong denominator": "Then outputs would be wrong by a factor, and a larger output would be more wrong.",
-    "a wrong order of elements": "Then the right outputs would all be there, in other places.",
+    "a wrong order of elements": "Then the right outputs would appear in the wrong places.",
 }
 CAUSE = """
 The bias is not cut, so each rank has all of it. A rank added it to its partial sum before the all-reduce, and the
-result had $t$ biases. It must be added after the sum, or on one rank only, or as $b/t$ on each. torchtitan did the
+result had $t$ biases. It must be added after the sum, or on a single rank, or as $b/t$ on each rank. torchtitan did the
 last, but took $t$ from a weight of a type that a new backend no longer used, and $t$ was 1. Autograd then divides the
-gradient of the bias by $t$ as well, which was found a week later
+gradient of the bias by $t$ as well. That was found a week later
 ([#4332](https://github.com/pytorch/torchtitan/pull/4332)).
 """
 FIELDS = {
@@ -74,21 +75,21 @@ def output_check(run):
         right = run.alone["output"][known["samples"]]
         apart = (known["output"] - right).norm() / right.norm()
         if apart > 1e-9:
-            return f"the output of rank {rank} is {apart:.0%} away from that of one process"
+            return f"rank {rank} has an output that is {apart:.0%} away from one process"
     return ""
 
 
 def by_loss(run):
-    """The mean of the ranks' losses is that of one process: they have equally many samples."""
+    """All ranks have equally many samples, so the mean of their losses is the loss of one process."""
     loss = sum(known["loss"] for known in run.ranks) / len(run.ranks)
     return f"loss {loss}" if abs(loss - run.alone["loss"]) > 1e-9 * run.alone["loss"] else ""
 
 
 MISTAKES = """
 right = run.alone["output"][known["samples"]] => right = run.alone["output"][: len(known["samples"])]
-or lambda run: "" if abs(run["loss"] / run.alone["loss"] - 1) < 1e-9 else "another loss"
+or lambda run: "" if abs(run["loss"] / run.alone["loss"] - 1) < 1e-9 else "a wrong loss"
     You compare a rank with samples that are not its own: where dp divides the batch, each rank has a part of it.
-        Its samples are rows of the output of one process. Of losses, the mean over all ranks is that of the batch.
+        Its samples are rows of the output of one process. The mean of the losses of all ranks is the loss of the batch.
 """
 
 ROOM, EXERCISE = room(globals(), output_check, by_loss)

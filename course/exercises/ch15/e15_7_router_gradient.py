@@ -2,7 +2,7 @@
 
 In August 2026 a user of torchtitan read the gradients of a mixture of experts, parameter by parameter, on one rank and
 on two and four tensor-parallel ranks. The loss curves looked normal. The five worst gradients of the model were those
-of its five routers. In February another user had seen the copies of a router become different with the first step, and
+of its five routers. In February a user had seen the copies of a router become different with the first step, and
 in October 2025 a maintainer had mended a fault of this kind for the first time.
 """
 
@@ -12,14 +12,14 @@ from course.museum.room import room
 from lib import comm
 from lib.conjugate import all_reduce_identity, identity_all_reduce
 
-SYMPTOM = "The loss is right, and the router is trained with another gradient"
+SYMPTOM = "The loss is right, and the router is trained with a different gradient"
 SOURCE = (
     "[torchtitan #4054](https://github.com/pytorch/torchtitan/pull/4054), August 2026; before it "
     "[#2387](https://github.com/pytorch/torchtitan/issues/2387), February 2026, and "
     "[#1805](https://github.com/pytorch/torchtitan/issues/1805), October 2025"
 )
 GUESSES = {
-    "a sum that is missing": "Both ranks have the same router, and each has another gradient for it: its own share.",
+    "a sum that is missing": "Both ranks have the same router, and each has a different gradient for it: a share.",
     "a wrong denominator": "Then the gradients of the experts would be wrong by the same factor, and they are right.",
     "something is counted twice": "Then the ranks would agree on a gradient that is too large.",
     "the formula is wrong": "One process computes the same formula, and the loss is the same.",
@@ -27,13 +27,13 @@ GUESSES = {
 CAUSE = """
 The experts are cut along tp. Each rank computes with a part of them, and what it sends back to their input and to the
 scores of the router is a partial sum. Forward needs no message there, but backward needs an all-reduce. torchtitan
-declares how such gradients are laid out. The declaration was there, but it was passed on only with expert
+declares how such gradients are laid out. The layout was declared, but it was passed on only with expert
 parallelism, and the default says that each rank already has the full gradient. Now it is always passed on.
 """
 FIELDS = {
     "loss": "of the whole batch, as logged",
     "gradients": "name → gradient on this rank, before the sum along dp: of a shard or of a replica",
-    "cut": "name → whether each rank along tp has a shard of its own",
+    "cut": "name → whether each rank along tp has a separate shard",
     "along dp": "coordinate of this rank on dp",
 }
 LAYOUTS = ({"dp": 1, "tp": 2}, {"dp": 1, "tp": 4}, {"dp": 2, "tp": 2})
@@ -88,7 +88,7 @@ def replica_check(run):
         for name, gradient in known["gradients"].items():
             apart = (gradient - first["gradients"][name]).norm() / gradient.norm()
             if not known["cut"][name] and apart > 1e-9:
-                return f"rank {rank} has another gradient of {name}, {apart:.0%} away"
+                return f"the gradient of {name} on rank {rank} is {apart:.0%} away from that of its replica"
     return ""
 
 
@@ -96,7 +96,7 @@ def by_router(run):
     """Each rank along tp has the full gradient of its samples: the sum over all ranks has each tp times."""
     total = sum(known["gradients"]["router"] for known in run.ranks) / run.layout["tp"]
     right = run.alone["gradients"]["router"]
-    return "another gradient" if (total - right).norm() > 1e-9 * right.norm() else ""
+    return "the gradient of the router is wrong" if (total - right).norm() > 1e-9 * right.norm() else ""
 
 
 MISTAKES = """

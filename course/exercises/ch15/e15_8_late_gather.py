@@ -1,9 +1,9 @@
 """15.8: two curves that part after the first step.
 
 With ZeRO-1 each rank steps a shard of the weights, and all-gathers bring it to the others. An option of Megatron-LM
-lets them run while forward already computes. It may change when a message is sent, and no number. In July 2024 a user
-told how to see that numbers change: train a hundred steps on four data-parallel ranks, once with the option and once
-without it, and compare the losses.
+lets them run while forward already computes. It may change when a message is sent, but no value. In July 2024 a user
+described how to see that values change: train a hundred steps on four data-parallel ranks with the option, then without
+it, and compare the losses.
 """
 
 import torch
@@ -17,13 +17,13 @@ GUESSES = {
     "overlap that reads too early": "Step 0 needs no gather, and is right. Step 1 reads weights that it did not make.",
     "a sum that is missing": "Then the gradient of step 0 would be wrong.",
     "two ranks that read the same samples": "Then the loss of step 0 would be wrong.",
-    "a wrong dtype": "Then step 0 would be wrong as well, and by a rounding, which is much smaller.",
+    "a wrong dtype": "Then step 0 would be wrong as well. The error would be a rounding, and much smaller.",
 }
 CAUSE = """
-A bucket's gather is started when forward has waited for the bucket before it, in the order of the buffer: a, b, c. But
-the model uses c before b. When forward came to c, no gather of c had been started, so there was nothing to wait for,
-and it computed with what was there: its own shard of this step, and the other shards of the step before. The buckets
-must be in the order of forward. Megatron-LM also starts a gather when its weight is needed, if none is started yet.
+Forward waits for the gather of a bucket, and then starts the gather of the next one in the buffer: a, b, c. But the
+model uses c before b. When forward came to c, no gather of c was in flight, so forward did not wait. It computed with
+the shard of this rank, which was new, and with shards of the previous step from all other ranks. The fix is to order
+buckets as forward uses them. Megatron-LM also starts a gather when forward needs it and no rank has started it.
 """
 FIELDS = {
     "loss": "of the whole batch, by step",

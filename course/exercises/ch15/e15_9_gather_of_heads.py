@@ -1,9 +1,9 @@
 """15.9: tokens that know the future.
 
-Context parallelism cuts the sequence: each rank computes the attention of its own tokens, and for it gathers the keys
-and values of all ranks. In May 2026 somebody who read torchtitan's code saw that since it was last rewritten this was
-another attention. He named no run that had failed. Who needs context parallelism has sequences that do not fit in one
-process, so there is no right run to compare with: a check must know what is true of every causal attention.
+Context parallelism cuts the sequence: each rank gathers the keys and values of all ranks, and computes the attention of
+its tokens. In May 2026 a reader of torchtitan's code saw that a rewriting had made it a different attention. The thread
+names no run that failed. With context parallelism the sequences seldom fit in one process, so there is no right run to
+compare with. A check needs a rule that every causal attention obeys.
 """
 
 import torch
@@ -15,19 +15,19 @@ SYMPTOM = "Tokens that depend on tokens after them"
 SOURCE = "[torchtitan #3206](https://github.com/pytorch/torchtitan/pull/3206), May 2026"
 GUESSES = {
     "a wrong dimension": "Token 0 depends on the first token of each rank, token 1 on the first two of each: the "
-    "chunks lie side by side, and not one behind the other.",
-    "a wrong order of elements": "Then token 0 would still depend on one token, though on another.",
-    "a sum that is missing": "Then tokens would depend on fewer others than they should.",
+    "chunks lie side by side and not in sequence.",
+    "a wrong order of elements": "Then token 0 would still depend on a single token.",
+    "a sum that is missing": "Then tokens would depend on fewer tokens than they should.",
     "two ranks that read the same samples": "Then there would be tokens on which no output depends.",
 }
 CAUSE = """
 Keys and values had the shape [batch, head, token, width], and were gathered along dimension 2. Since the rewriting
 they had [batch, token, head, width] at this place, and dimension 2 was the heads. Grouped-query attention accepts
-other numbers of heads, and the causal mask counts the tokens of a chunk. The mend is a 1 for the 2.
+different numbers of heads, and the causal mask counts the tokens of a chunk. The fix writes 1 for 2.
 """
 FIELDS = {
     "tokens": "places of this rank's tokens in the sequence",
-    "depends": "[tokens of this rank, all tokens]: whether the output of one changes with the input of the other",
+    "depends": "[tokens of this rank, all tokens]: whether the first's output changes with the second's input",
 }
 LAYOUTS = ({"cp": 2}, {"cp": 3}, {"cp": 4})
 FITS = False
