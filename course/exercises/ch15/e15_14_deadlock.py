@@ -1,0 +1,133 @@
+"""15.14: a pipeline that hangs, and hangs again after the repair.
+
+In January 2026 an engineer with AMD GPUs saw in a trace of a pipeline that each receive, posted early, delayed the
+compute after it. A maintainer of PyTorch changed `Interleaved1F1B` for him: a rank now receives right before it needs
+the message. On one node the program ran a third faster. On two nodes the same program, two ranks with two stages each,
+never finished its step. He then swapped neighbouring sends and receives on the odd ranks, as Megatron-LM does. The
+step hung again.
+"""
+
+from collections import Counter
+from graphlib import CycleError, TopologicalSorter
+from itertools import pairwise
+
+import torch
+from torch import distributed as dist
+
+from course.museum.room import room
+from lib.pipeline.schedules.action import Action
+from lib.pipeline.schedules.interleaved import interleaved
+from lib.pipeline.simulate import simulate
+
+SYMPTOM = "A step that never ends, on more than one machine"
+SOURCE = (
+    "[pytorch #172668](https://github.com/pytorch/pytorch/issues/172668) and the change that was tried, "
+    "[#172833](https://github.com/pytorch/pytorch/pull/172833), January 2026"
+)
+GUESSES = {
+    "two ranks that wait for each other": "Play the calls: both ranks send, and each receives only after its send.",
+    "a message that no rank receives": "Each send has its receive, further down on the rank that it names.",
+    "a wrong order of elements": "Then the numbers are wrong, and the step ends.",
+    "overlap that reads too early": "Each rank makes one call after another, and a wrong number stops no rank.",
+}
+CAUSE = """
+A send ends when it is received. With each receive right before its use, a rank that sends down the pipeline meets a
+rank that sends up, or sends an older activation, and each waits for the other. The swap helps where the two calls are
+neighbours. But the receive that is missing may be several calls away. The mend here is PyTorch's order before the
+change: all messages of the pipeline have one order, and each rank makes its calls in it. Then the first message that is
+not done is the next on both its ranks.
+"""
+FIELDS = {
+    "calls": "of this rank, in order: (`send` or `recv`, the peer, the message), or (`run`, this rank, the action). "
+    "`2F0` is the forward of stage 2 with microbatch 0, and also the message that this forward needs",
+}
+LAYOUTS = ({"pp": 2}, {"pp": 3}, {"pp": 4})
+FITS = False
+
+
+def planned(layout, seed):
+    """The calls of each rank in a step of interleaved 1F1B, with two stages per rank."""
+    p, done = layout["pp"], Counter()
+    plan = interleaved(p, p * (2 + seed % 2), 2)
+    calls = [[] for _ in range(p)]  # of each rank: (place, call); messages between two actions keep their order
+    for rank, action, _, _ in sorted(simulate(plan).slots, key=lambda slot: slot.end):
+        stage, op, m = action
+        calls[rank].append((done[rank], ("run", rank, str(action))))
+        user = Action(stage + (1 if op == "F" else -1), op, m)
+        if 0 <= user.stage < 2 * p:
+            peer = user.stage % p
+            calls[rank].append((done[rank] + 0.5, ("send", peer, str(user))))
+            calls[peer].append((done[peer] - 0.5, ("recv", rank, str(user))))
+        done[rank] += 1
+    return [{"calls": [call for _, call in sorted(row, key=lambda one: one[0])]} for row in calls]
+
+
+def program(mesh, seed):
+    """Run the plan, with stages that multiply by a weight."""
+    pp, generator = mesh.group("pp"), torch.Generator().manual_seed(seed)
+    weights = torch.randn(2 * pp.size, generator=generator, dtype=torch.float64).requires_grad_()
+    batch = torch.randn(3 * pp.size, 5, generator=generator, dtype=torch.float64)
+    here, kept = {}, {}  # messages by name; input and output of each forward
+    for kind, peer, name in planned({"pp": pp.size}, seed)[pp.rank]["calls"]:
+        stage, op, m = Action.parse(name)
+        if kind == "recv":
+            here[name] = torch.empty_like(batch[m])
+            dist.recv(here[name], peer)
+        elif kind == "send":
+            dist.send(here[name], peer)
+        elif op == "F":
+            x = here[name].requires_grad_() if stage else batch[m]
+            y = x * weights[stage]
+            kept[stage, m], here[f"{stage + 1}F{m}"] = (x, y), y.detach()
+        else:
+            x, y = kept.pop((stage, m))
+            y.backward(here.get(name, y.detach()))  # the loss is half the sum of squares
+            here[f"{stage - 1}B{m}"] = x.grad
+    return {"gradient": weights.grad}
+
+
+SICK = """
+done[peer] - 0.5 => plan.actions[peer].index(user) - 0.4
+or
+done[peer] - 0.5 => plan.actions[peer].index(user) - (0.6 if peer % 2 else 0.4)
+"""
+
+
+def exhibit(run):
+    rows = [("call", *(f"rank {rank}" for rank in range(len(run.ranks))))]
+    of_ranks = ([f"{kind} {name}" for kind, _, name in known["calls"]] for known in run.ranks)
+    return rows + [(k, *calls) for k, calls in zip(range(1, 8), zip(*of_ranks, strict=False), strict=False)]
+
+
+def order_check(run):
+    left = [[call for call in known["calls"] if call[0] != "run"] for known in run.ranks]
+    moved = True
+    while moved:
+        moved = False
+        for rank, mine in enumerate(left):
+            if mine and mine[0][0] == "send" and left[mine[0][1]][:1] == [("recv", rank, mine[0][2])]:
+                del left[mine[0][1]][0], mine[0]
+                moved = True
+    return ", ".join(f"rank {rank} waits in {mine[0][0]} {mine[0][2]}" for rank, mine in enumerate(left) if mine)
+
+
+def by_circle(run):
+    """A message comes after the messages before it on both its ranks, and this must not lead around in a circle."""
+    sorter = TopologicalSorter()
+    for known in run.ranks:
+        for (_, _, before), (_, _, behind) in pairwise(call for call in known["calls"] if call[0] != "run"):
+            sorter.add(behind, before)
+    try:
+        sorter.prepare()
+    except CycleError as error:
+        return "each comes before the next: " + ", ".join(error.args[1])
+
+
+MISTAKES = """
+lambda run: any(a[0] + b[0] == "sendrecv" for known in run.ranks[1::2] for a, b in pairwise(known["calls"]))
+    You ask that odd ranks receive before they send. One of the sick programs does, and hangs. The healthy program
+    does not, and ends.
+        Play the calls: a send waits until its receive is the next call of the peer.
+"""
+
+ROOM, EXERCISE = room(globals(), order_check, by_circle)

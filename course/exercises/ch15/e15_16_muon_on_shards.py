@@ -1,0 +1,108 @@
+"""15.16: an optimizer whose step depends on the layout.
+
+Muon replaces a gradient by the orthogonal matrix next to it, with a few steps of the Newton–Schulz iteration. In
+September 2026 a contributor of DeepSpeed trained a model on one rank and on two tensor-parallel ranks, with the same
+seed and the same batch. The losses of the first step agreed in all digits, and the gradients agreed up to rounding.
+The updates of the query weight differed by 39 %, and on two ranks their norm was 11 % larger. No rank raised an error.
+"""
+
+import torch
+
+from course.museum.room import room
+from lib import comm
+
+SYMPTOM = "The same gradients, more ranks, and a larger update"
+SOURCE = (
+    "[DeepSpeed #8437](https://github.com/deepspeedai/DeepSpeed/issues/8437), September 2026; compare "
+    "[Megatron-LM #6380](https://github.com/NVIDIA/Megatron-LM/pull/6380), August 2026"
+)
+GUESSES = {
+    "a shard that is taken for the whole": "Any gradient gives an update of one norm, as if each rank had all rows.",
+    "a sum that is missing": "Then the gradients are wrong. They agree with the gradients of one rank.",
+    "something is counted twice": "Each row of a weight is on one tensor-parallel rank, and is updated once.",
+    "a wrong dtype": "Rounding is far smaller than this difference.",
+}
+CAUSE = """
+The rows of a weight were cut over the ranks, and each rank orthogonalized its own rows. Then the rows of a rank are
+orthogonal to each other, but not to the rows of its neighbours. If a shard has no fewer rows than columns, its update
+alone has the norm that the whole update must have, and the $t$ shards together have $\\sqrt t$ times as much. The mend
+gathers the gradient, orthogonalizes the whole matrix, and keeps the rows of this rank. Ranks can also share this work:
+each step of Newton–Schulz needs only a small product of the matrix with itself, which is a sum over ranks.
+"""
+FIELDS = {
+    "gradients": "name → gradient of the rows of this weight that this rank has",
+    "updates": "name → step of the optimizer for these rows, without the learning rate",
+    "along tp": "coordinate of this rank on tp, in whose order the rows are cut",
+}
+LAYOUTS = ({"dp": 1, "tp": 4}, {"dp": 1, "tp": 2}, {"dp": 2, "tp": 2})
+FITS = False
+
+
+def program(mesh, seed):
+    """A step of Muon on two column-parallel weights, whose rows are cut along tp: a square one and a tall one."""
+    tp, dp, generator = mesh.group("tp"), mesh.group("dp"), torch.Generator().manual_seed(seed)
+
+    def drawn(*shape):
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    def orthogonal(matrix):
+        """Newton–Schulz: all singular values become 1."""
+        x = matrix / matrix.norm()
+        for _ in range(60):
+            x = 1.5 * x - 0.5 * x @ x.T @ x
+        return x
+
+    x = drawn(64, 8).chunk(dp.size)[dp.rank]
+    gradients, updates = {}, {}
+    for name, rows in {"query": 8, "up": 32}.items():
+        weight, target = drawn(rows, 8).chunk(tp.size)[tp.rank], drawn(64, rows)
+        weight.requires_grad_()
+        target = target.chunk(dp.size)[dp.rank].chunk(tp.size, 1)[tp.rank]
+        (x @ weight.T - target).square().sum().backward()
+        gradients[name] = comm.all_reduce(weight.grad, dp)
+        updates[name] = orthogonal(comm.all_gather(gradients[name], tp)).chunk(tp.size)[tp.rank]
+    return {"gradients": gradients, "updates": updates, "along tp": tp.rank}
+
+
+SICK = """
+orthogonal(comm.all_gather(gradients[name], tp)).chunk(tp.size)[tp.rank] => orthogonal(gradients[name])
+"""
+
+
+def exhibit(run):
+    names = [(kind, name) for name in run["updates"] for kind in ("gradients", "updates")]
+    rows = [("rank", *(f"{kind[:-1]} of {name}" for kind, name in names))]
+    norms = [[known[kind][name].norm() for kind, name in names] for known in run.ranks]
+    rows += [(rank, *(f"{norm:.4g}" for norm in each)) for rank, each in enumerate(norms)]
+    return [*rows, ("all rows", *(f"{norm:.4g}" for norm in torch.tensor(norms).norm(dim=0)))]
+
+
+def muon_check(run):
+    shards = {known["along tp"]: known["updates"] for known in run.ranks}  # one of each replica
+    for name in run["updates"]:
+        whole = torch.cat([shards[i][name] for i in sorted(shards)])
+        values = torch.linalg.svdvals(whole)
+        if (values - 1).abs().max() > 1e-6:
+            return f"singular values of the update of {name}: {values.min():.3f} to {values.max():.3f}, not 1"
+
+
+def by_columns(run):
+    """A weight with at least as many rows as columns: the columns of its update are orthonormal."""
+    shards = {known["along tp"]: known["updates"] for known in run.ranks}
+    for name in run["updates"]:
+        products = sum(of_rank[name].T @ of_rank[name] for of_rank in shards.values())
+        if not torch.allclose(products, torch.eye(len(products), dtype=products.dtype), atol=1e-6):
+            return f"the columns of the update of {name} are not orthonormal"
+
+
+MISTAKES = """
+torch.cat([shards[i][name] for i in sorted(shards)]) => run["updates"][name]
+    You look at the rows of one rank. In the sick run these are as orthogonal as they can be, and in a healthy run they
+    are not.
+        Put the rows of all ranks together first.
+=> torch.cat([known["updates"][name] for known in run.ranks])
+    You put the updates of all ranks together. Replicas along dp have the same rows, which must count once.
+        Take one rank for each coordinate on tp.
+"""
+
+ROOM, EXERCISE = room(globals(), muon_check, by_columns)
