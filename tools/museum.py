@@ -18,12 +18,12 @@ from book.figures.museum import rooms
 from course.check.catalogue import EXERCISES
 from course.museum.room import Room
 
-BEGIN, END = "<!-- rooms: tools/museum.py writes what follows -->", "<!-- end of the rooms -->"
+BEGIN, END = "<!-- rooms: written by tools/museum.py -->", "<!-- end of the rooms -->"
 PAGE, TASKS = ROOT / "chapters" / "15b_museum.md", ROOT / "solutions" / "15_when_it_goes_wrong.md"
 QUESTION = "What kind of cause is it?"
 SHOWN = (
-    "What does each of your checks say of the sick runs of the other rooms? This is shown and not judged. A dash means "
-    "that a run does not have the numbers that a check looks at."
+    "What does each of your checks say of the sick run of every room? This is shown and not judged. A dash means that "
+    "a run does not have the numbers that a check looks at."
 )
 SAYS = "A sentence if something is wrong with this run, and an empty text if all is well."  # what a check returns
 
@@ -132,7 +132,7 @@ def joined(text: str) -> str:
 def last() -> str:
     """Below the tasks: all checks in all rooms."""
     names = ", ".join(EXERCISES[id].right[0].__name__ for id in rooms())
-    return f"""## Your checks in the other rooms
+    return f"""## Each check in all rooms
 
 {SHOWN}
 

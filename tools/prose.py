@@ -70,6 +70,7 @@ NOTATION = {  # inside a formula, and what the book writes
 }
 FORMULA = re.compile(r"\$\$(.+?)\$\$|\$([^$\n]+)\$", re.DOTALL)
 SETUP = re.compile(r"^```\{code-cell\} ipython3\n:tags: \[setup, remove-cell\].*?^```$", re.DOTALL | re.MULTILINE)
+ROOMS = re.compile(r"^<!-- rooms: .*?^<!-- end of the rooms -->$", re.DOTALL | re.MULTILINE)  # checked in their files
 
 
 MOST_HITS = 12  # of a file; most of these are good English
@@ -82,7 +83,7 @@ class Hit(NamedTuple):
 
 
 def habits(text: str) -> list[Hit]:
-    lines = SETUP.sub(_blank, text).splitlines()
+    lines = ROOMS.sub(_blank, SETUP.sub(_blank, text)).splitlines()
     return [
         Hit(number, line[max(0, found.start() - 30) : found.end() + 30], better)
         for number, line in enumerate(lines, 1)

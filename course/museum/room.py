@@ -1,10 +1,10 @@
-"""A room: a real bug in at most forty lines, what its victims saw, and the check that would have caught it.
+"""A room: a real bug in at most forty lines, the numbers of its victims, and the check that would have caught it.
 
 The problem: one reads of a bug, nods, and writes it half a year later. A check for it is harder: it must fire on the
-sick program, and must not disturb anybody while the program is healthy, in other layouts and with other data.
+sick program, and be silent while the program is healthy, in further layouts and with further data.
 The idea: a room is a file of `course.exercises.ch15`, found by its name. It has a healthy `program`, and the sick one
-is its text with a line changed (`SICK`). A visitor's check gets a `Run`, which is what a run leaves behind. It must
-fire on the sick program in each layout of the room, and be silent on healthy twins in three layouts, with three seeds.
+is its text with a line changed (`SICK`). A visitor's check gets a `Run`, the results of all ranks. It must fire on the
+sick program in each layout of the room, and be silent on healthy twins in three layouts, with three seeds.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ lambda run: ""
     Your check is silent on the sick run.
         Look at what the victims had: which of these numbers would be different in a healthy run?
 lambda run: "something is wrong"
-    Your check fires on every run, and nobody listens to it after a day.
-        It may fire only where a number is not what it must be. Ranks add in another order than one process: allow for
-        rounding, which is 1e-12 of a number in float64.
+    Your check fires on every run: after a day it will be switched off.
+        It may fire only where a number is wrong. Ranks add in a different order than one process: allow for rounding,
+        about 1e-12 of a number in float64.
 """
 # Of an answer that is none of the mistakes before: right of the sick runs, or right of the healthy ones.
 SOME = """
@@ -42,7 +42,7 @@ in sick:
 lambda run: {check}(run) or run.layout == LAYOUTS[0]
     Your check finds the sick runs, and disturbs healthy ones.
         Look at the first of them below. Does the number depend on the layout, on the seed, or on the order in which
-        ranks add? Only what must be the same in all healthy runs may be compared.
+        ranks add? Compare only numbers that must be the same in all healthy runs.
 in healthy:
 lambda run: run.layout != LAYOUTS[0] and {check}(run)
     Your check spares the healthy runs, and misses a sick one.
@@ -60,14 +60,14 @@ class Sent(NamedTuple):
 
 @dataclass(frozen=True)
 class Run:
-    """What a run leaves behind: all that a check may look at.
+    """The results of a run: all that a check may look at.
 
-    `run["loss"]` is what rank 0 has under this name; `run.ranks[2]["loss"]` is what rank 2 has.
+    `run["loss"]` is the result of rank 0 with this name; `run.ranks[2]["loss"]` is that of rank 2.
 
     Args:
         layout: axis → ranks.
         seed: of weights and data.
-        ranks: what each rank knows at the end, by name; each room says what there is.
+        ranks: the results of each rank, by name; the `fields` of a room list the names.
         sent: the calls of each rank, in order.
         hang: the report, if the run hung.
         alone: the same program with the same seed in one process; None in a room whose model does not fit there.
@@ -86,22 +86,22 @@ class Run:
 
 @dataclass(frozen=True)
 class Room:
-    """What a file says of an incident.
+    """An incident, as its file tells it.
 
     Args:
         id: of its exercise, such as "15.4".
         symptom: the title, which does not name the cause.
-        story: what happened, in Markdown: the text of the file's docstring.
+        story: the events, in Markdown: the text of the file's docstring.
         source: the thread, in Markdown, with its date.
-        guesses: kind of cause → why it is that, or what speaks against it; the first is right.
-        cause: what it was, and how it was mended, in Markdown.
-        fields: what a `Run` has in this room: name → meaning.
-        layouts: three, each axis → ranks; the visitor sees the first.
-        programs: the healthy one, `(mesh, seed) -> what a rank knows at the end`, and the sick one; perhaps further
-            sick ones, with the same kind of cause.
-        exhibit: (sick run) → what the victims had: rows of a table, the first its head, or a text.
-        planned: whether the program's text has a function `planned(layout, seed) -> what each rank knows before`. Then
-            the sick program may hang, and a check needs no run of it.
+        guesses: kind of cause → the fact that speaks for or against it; the first is right.
+        cause: the fault and its repair, in Markdown.
+        fields: of a `Run` in this room: name → meaning.
+        layouts: three, each axis → ranks; a visitor sees the first.
+        programs: the healthy one, `(mesh, seed) -> results of this rank`, and the sick one; perhaps further sick ones,
+            with the same kind of cause.
+        exhibit: (sick run) → the numbers of the victims: rows of a table, the first its head, or a text.
+        planned: whether the program's text has a function `planned(layout, seed) -> data of each rank at the start`.
+            Then the sick program may hang, and a check needs no run of it.
         fits: whether one process can run it too; if not, `Run.alone` is None.
     """
 
@@ -125,7 +125,7 @@ class Room:
         return "\n".join(line.rstrip() for line in list(unified_diff(sick, healthy, n=MOST_LINES, lineterm=""))[3:])
 
     def victims(self, seed: int = 0) -> Run:
-        """The sick program in the first layout, as its victims met it: if it hangs, the run has the report."""
+        """The sick program in the first layout, for the exhibit: if it hangs, the run has the report."""
         layout, (known,) = self.layouts[0], self.runs([(1, self.layouts[0], seed)])
         if not self.planned:
             return known
@@ -163,7 +163,7 @@ def room(
     Args:
         names: `globals()`: the fields of a `Room` in capitals, `program` and `exhibit`; `SICK`, the lines `old => new`
             that make the program sick, with `or` before another way; `MISTAKES` of `check`, as in `course.check.edits`.
-        check: the model check, which is the solution; `also_right`: at least one further.
+        check: the model check, the solution; `also_right`: at least one further.
     """
     first, _, story = names["__doc__"].partition("\n\n")
     text = [names[name] for name in ("program", "planned") if name in names]
@@ -203,7 +203,7 @@ def _body(check: Callable, group: Group, given: Data) -> Data:
 def _on_rank(
     world: Group, programs: Sequence[tuple[Edited, Mapping[str, int], int]]
 ) -> list[tuple[Data, list[Sent]]]:
-    """What this rank knows after each program, and what it sent."""
+    """The results of this rank after each program, and its calls."""
     found = []
     for program, layout, seed in programs:
         mesh = Mesh(MeshShape(**layout), world)
@@ -215,7 +215,7 @@ def _on_rank(
 
 
 def _planned(programs: Sequence[tuple[Edited, Mapping[str, int], int]]) -> list[list[tuple[Data, list[Sent]]]]:
-    """The same for what a rank knows before it starts, by rank."""
+    """The same for the data of each rank before its start."""
     plans = [replace(one, expression="planned").load()(layout, seed) for one, layout, seed in programs]
     return [[(known, []) for known in of_rank] for of_rank in zip(*plans, strict=True)]
 

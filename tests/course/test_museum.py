@@ -13,8 +13,8 @@ from lib.mesh import Mesh, MeshShape
 from tests.book.test_repository import tool
 
 ROOMS = rooms()
-TOLD = re.compile(r"\[[^\]]+\]\(https://[^)]+\), (January|February|March|April|May|June|July|August|September|October"
-                  r"|November|December) 20\d\d")  # fmt: skip
+MONTHS = "January February March April May June July August September October November December".split()
+TOLD = re.compile(rf"\[[^\]]+\]\(https://[^)]+\),(?: commit [0-9a-f]+, in| {'| '.join(MONTHS)}) 20\d\d")
 
 
 @pytest.mark.parametrize("room", ROOMS.values(), ids=[*ROOMS])

@@ -33,7 +33,7 @@ GUESSES = {
 CAUSE = """
 A send ends when it is received. With each receive right before its use, a rank that sends down the pipeline meets a
 rank that sends up, or sends an older activation, and each waits for the other. The swap helps where the two calls are
-neighbours. But the receive that is missing may be several calls away. The mend here is PyTorch's order before the
+neighbours. But the receive that is missing may be several calls away. The repair here is PyTorch's order before the
 change: all messages of the pipeline have one order, and each rank makes its calls in it. Then the first message that is
 not done is the next on both its ranks.
 """

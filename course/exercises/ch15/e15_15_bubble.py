@@ -25,7 +25,7 @@ GUESSES = {
 CAUSE = """
 A step lasts for $m + p - 1$ turns of a forward and a backward, and each rank idles in $p - 1$ of them. So the share is
 $(p-1)/(m+p-1)$. The lab divides by $p\\,m$. With one stage, or with one microbatch, both formulas agree, and one such
-example proves nothing. The mend is the right denominator. What would have found it are ranks that count.
+example proves nothing. The repair is the right denominator. What would have found it are ranks that count.
 """
 FIELDS = {
     "bubble": "idle share of the step, as reported",

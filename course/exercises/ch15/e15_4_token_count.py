@@ -12,7 +12,7 @@ from torch import nn
 from course.museum.room import room
 from lib import comm
 
-SYMPTOM = "The same data, another number of ranks, another gradient"
+SYMPTOM = "The same data on more ranks give a different gradient"
 SOURCE = (
     "[torchtitan #2206](https://github.com/pytorch/torchtitan/pull/2206), January 2026; before it "
     "[transformers #34191](https://github.com/huggingface/transformers/pull/34191), October 2024"
@@ -24,8 +24,8 @@ GUESSES = {
     "two ranks that read the same samples": "The tokens of the ranks add up to those of the batch.",
 }
 CAUSE = """
-A rank divides by the number of its own tokens, and the mean over ranks then gives each rank the same weight: a token
-counts more on a rank that has few of them. The mend counts the tokens of all ranks first, and each rank divides its
+A rank divides by the number of its tokens, and the mean over ranks then gives each rank the same weight: a token
+counts more on a rank with few of them. The repair counts the tokens of all ranks first, and each rank divides its
 sum by that number.
 """
 FIELDS = {

@@ -22,12 +22,12 @@ GUESSES = {
 CAUSE = """
 The norm of all gradients is a sum of squares over ranks, so a rank marks each weight: is this a shard, or a replica
 that only one rank may add? Some replicated weights carried the mark of a shard, and each of the $t$ ranks added them.
-Without the mark, or with each square divided by the number of its copies, the norm is that of the model.
+Without the mark, or with each square divided by the number of its copies, the norm is right.
 """
 FIELDS = {
     "norm": "norm of all gradients of the model, as logged",
     "gradients": "name → gradient on this rank: a shard or a replica",
-    "cut": "name → whether each rank along tp has a shard of its own",
+    "cut": "name → whether it is cut along tp",
     "along tp": "coordinate of this rank on tp",
 }
 LAYOUTS = ({"dp": 1, "tp": 4}, {"dp": 1, "tp": 2}, {"dp": 2, "tp": 2})
