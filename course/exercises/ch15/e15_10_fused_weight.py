@@ -1,0 +1,108 @@
+"""15.10: a checkpoint that loads without an error, and a model that has forgotten everything.
+
+In February 2025 a model was trained with ROCm's Megatron on eight GPUs, to a loss of about 2. On eight GPUs it went on
+from its checkpoint as if nothing had happened. On a different number of GPUs the checkpoint loaded too, but the loss
+began at about 10, and the model wrote gibberish. Its author put every weight together and compared it with the saved
+one: all were right, except one in each layer. A year later the attention of NeMo AutoModel had silently wrong results
+with tensor parallelism. In both, every shape fitted.
+"""
+
+import torch
+
+from course.museum.room import room
+from lib import comm
+
+SYMPTOM = "Loaded without an error, and the loss is that of an untrained model"
+SOURCE = (
+    "[ROCm Megatron-LM #63](https://github.com/ROCm/Megatron-LM/pull/63), February 2025; "
+    "[NeMo AutoModel #1324](https://github.com/NVIDIA-NeMo/Automodel/pull/1324), February 2026. Relatives: "
+    "[torchtitan #3794](https://github.com/pytorch/torchtitan/pull/3794), June 2026, where new weights went into "
+    "copies that a hook had made of a fused one; "
+    "[nnsight #719](https://github.com/ndif-team/nnsight/pull/719), September 2026"
+)
+GUESSES = {
+    "a wrong order of elements": "The shards have the norm of the checkpoint: all elements arrived, but not where "
+    "the layer needs them.",
+    "two copies where there should be one": "Then the shards together would have a larger norm than the checkpoint.",
+    "a sum that is missing": "Then the ranks along tp would have different losses.",
+    "a wrong dtype": "Then the norm would be rounded as well, and the loss would change much less.",
+}
+CAUSE = """
+Queries, keys and values are one weight, $[Q;K;V]$, and loading cut it into equal shards, as it does any matrix. Of two
+ranks the first got queries and keys, the second keys and values, and each took a third of its rows for queries. In
+ROCm's Megatron it was the fused gate and up projection of the MLP. The fix is to cut each of the three and then fuse
+the shards, or to store the rows in an order in which equal shards are whole heads.
+"""
+FIELDS = {
+    "loss": "mean square of the output's errors, over the whole batch",
+    "output": "of the layer, for the sequences of this rank: [sequences, tokens, hidden]",
+    "qkv": "the fused weight on this rank: queries, keys and values of its heads, one below the other",
+    "saved": "name → unsharded weight as in the checkpoint: q, k, v and o",
+    "along tp": "coordinate of this rank on tp",
+}
+LAYOUTS = ({"dp": 1, "tp": 2}, {"dp": 1, "tp": 4}, {"dp": 2, "tp": 2})
+
+
+def program(mesh, seed):
+    """Load attention with four heads onto tensor-parallel ranks, and compute the loss."""
+    tp, dp, generator = mesh.group("tp"), mesh.group("dp"), torch.Generator().manual_seed(seed)
+
+    def drawn(*shape):
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    def attend(x, qkv, o, heads):  # x[B, N, D], qkv[3·heads·2, D], o[D, heads·2] → [B, N, D]
+        q, k, v = (x @ qkv.T).unflatten(-1, (3, heads, 2)).permute(2, 0, 3, 1, 4)  # each [B, heads, N, 2]
+        seen = torch.softmax(q @ k.mT, dim=-1) @ v
+        return seen.transpose(1, 2).flatten(2) @ o.T
+
+    saved = {name: drawn(8, 8) / 8**0.5 for name in "qkvo"}
+    x = drawn(4, 5, 8)
+    trained = attend(x, torch.cat([saved[name] for name in "qkv"]), saved["o"], heads=4)
+    target = trained + 0.1 * drawn(4, 5, 8)  # the loss of the trained model
+    qkv = torch.cat([saved[name].chunk(tp.size)[tp.rank] for name in "qkv"])
+    o = saved["o"].chunk(tp.size, dim=1)[tp.rank]
+    mine = slice(4 * dp.rank // dp.size, 4 * (dp.rank + 1) // dp.size)
+    output = comm.all_reduce(attend(x[mine], qkv, o, heads=4 // tp.size), tp)
+    loss = comm.all_reduce((output - target[mine]).square().mean(), dp, op="mean")
+    return {"loss": loss.item(), "output": output, "qkv": qkv, "saved": saved, "along tp": tp.rank}
+
+
+SICK = """
+saved[name].chunk(tp.size)[tp.rank] for name in "qkv"]) => saved[name] for name in "qkv"]).chunk(tp.size)[tp.rank]
+"""
+
+
+def exhibit(run):
+    rows = [("rank", "loss", "shape of qkv", "norm of all shards", "norm in the checkpoint")]
+    whole = torch.cat([run["saved"][name] for name in "qkv"])
+    shards = torch.cat([known["qkv"] for known in run.ranks])
+    for rank, known in enumerate(run.ranks):
+        shape = " × ".join(map(str, known["qkv"].shape))
+        rows += [(rank, f"{known['loss']:.4f}", shape, f"{shards.norm():.4f}", f"{whole.norm():.4f}")]
+    loss = run.alone["loss"]
+    return [*rows, ("in one process", f"{loss:.4f}", " × ".join(map(str, whole.shape)), "", "")]
+
+
+def heads_check(run):
+    shards = {known["along tp"]: known["qkv"].chunk(3) for known in run.ranks}
+    for i, name in enumerate("qkv"):
+        together = torch.cat([shards[rank][i] for rank in sorted(shards)])
+        moved = (together != run["saved"][name]).any(dim=1).sum().item()
+        if moved:
+            return f"{moved} rows of {name} are not those of the checkpoint"
+    return ""
+
+
+def by_loss(run):
+    """The loss of one process has whole heads."""
+    alone, ours = run.alone["loss"], run["loss"]
+    return f"loss {ours:.4f}, and {alone:.4f} in one process" if abs(ours - alone) > 1e-9 * alone else ""
+
+
+MISTAKES = """
+[shards[rank][i] for rank in sorted(shards)]) => [torch.cat(shards[rank]) for rank in sorted(shards)]).chunk(3)[i]
+    You compare the shards as they lie, one below the other, with the weights of the checkpoint.
+        A healthy shard has queries, keys and values. Take each of the three from all ranks, and put these together.
+"""
+
+ROOM, EXERCISE = room(globals(), heads_check, by_loss)
