@@ -14,7 +14,7 @@ from lib import comm
 SYMPTOM = "A lab that reports less waiting than the ranks do"
 SOURCE = (
     "[harvard-edge/cs249r_book, labs/vol2/lab_05_dist_train.py](https://github.com/harvard-edge/cs249r_book/blob/"
-    "03468a1d45b394d13ff4e227fe64c43d56099bb9/labs/vol2/lab_05_dist_train.py), commit 03468a1d, 2026"
+    "03468a1d45b394d13ff4e227fe64c43d56099bb9/labs/vol2/lab_05_dist_train.py), commit 03468a1d, in 2026"
 )
 GUESSES = {
     "the formula is wrong": "All ranks have the same idle share. The report computes another from the sizes alone.",
