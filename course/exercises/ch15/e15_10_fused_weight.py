@@ -28,8 +28,9 @@ GUESSES = {
     "a wrong dtype": "Then the norm would be rounded as well, and the loss would change much less.",
 }
 CAUSE = """
-Queries, keys and values are one weight, one below the next, and loading cut it into equal shards, as it does any matrix. Of two
-ranks the first got queries and keys, the second keys and values, and each took a third of its rows for queries. In
+Queries, keys and values are one weight, one below the next, and loading cut it into equal shards, as it does any
+matrix. Of two ranks the first got queries and keys, the second keys and values, and each took a third of its rows for
+queries. In
 ROCm's Megatron it was the fused gate and up projection of the MLP. The fix is to cut each of the three and then fuse
 the shards, or to store the rows in an order in which equal shards are whole heads.
 """
