@@ -118,16 +118,33 @@ def router_gradient(spmd: ModuleType, sick: bool) -> Tensor:
 
 
 def gather_of_heads(spmd: ModuleType, sick: bool) -> Tensor:
-    """Keys that are cut along the sequence and gathered along their width."""
+    """15.9: keys and values [sequence, token, head, width], cut along their tokens and gathered along their heads."""
     data, _ = _source(spmd)
-    queries, keys = (data(4, 12, 6, dp=spmd.S(0), tp=spmd.S(1)) for _ in range(2))
-    gathered = spmd.all_gather(keys, "tp", src=spmd.S(2 if sick else 1), dst=spmd.R)
-    keys = gathered.reshape(2, 12, 6)  # fits both ways
-    return (queries @ keys.mT).softmax(-1)
+    queries, keys, values = (data(4, 12, heads, 6, dp=spmd.S(0), tp=spmd.S(1)) for heads in (4, 1, 1))
+    gather = partial(spmd.all_gather, axis="tp", src=spmd.S(2 if sick else 1), dst=spmd.R)
+    seen = torch.einsum("sqhd,skgd->sqhgk", queries, gather(keys)).softmax(-1)
+    return torch.einsum("sqhgk,skgd->sqhd", seen, gather(values))
 
 
-def orthogonal_shards(spmd: ModuleType, sick: bool) -> Tensor:
-    """Muon's Newton–Schulz on the rows that a rank has, and not on the full matrix."""
+def fused_weight(spmd: ModuleType, sick: bool) -> Tensor:
+    """15.10: queries, keys and values that are fused first and then cut, and not the other way round."""
+    data, _ = _source(spmd)
+    saved, x = [data(8, 8, dp=spmd.R, tp=spmd.R) for _ in range(3)], data(4, 5, 8, dp=spmd.S(0), tp=spmd.R)
+    cut = partial(spmd.convert, axis="tp", src=spmd.R, dst=spmd.S(0))
+    qkv = cut(torch.cat(saved)) if sick else torch.cat([cut(weight) for weight in saved])
+    q, k, v = (x @ qkv.mT).unflatten(-1, (3, 2, 2)).permute(2, 0, 3, 1, 4)
+    return (q @ k.mT).softmax(-1) @ v
+
+
+def wide_gather(spmd: ModuleType, sick: bool) -> Tensor:
+    """15.13: parameters gathered in a wider dtype than the one asked for."""
+    data, _ = _source(spmd)
+    shard = data(8, 6, dp=spmd.R, tp=spmd.S(0))
+    return spmd.all_gather(shard if sick else shard.float(), "tp", src=spmd.S(0), dst=spmd.R)
+
+
+def muon_on_shards(spmd: ModuleType, sick: bool) -> Tensor:
+    """15.16: Muon's Newton–Schulz on the rows that a rank has, and not on the full matrix."""
     data, _ = _source(spmd)
     x = data(8, 6, dp=spmd.R, tp=spmd.S(0))
     if not sick:
@@ -137,20 +154,3 @@ def orthogonal_shards(spmd: ModuleType, sick: bool) -> Tensor:
     for _ in range(2):
         x = 1.5 * x - 0.5 * x @ x.mT @ x
     return x
-
-
-def fused_weight(spmd: ModuleType, sick: bool) -> Tensor:
-    """Queries, keys and values that are fused first and then cut, and not the other way round."""
-    data, _ = _source(spmd)
-    saved, x = [data(8, 8, dp=spmd.R, tp=spmd.R) for _ in range(3)], data(4, 5, 8, dp=spmd.S(0), tp=spmd.R)
-    cut = partial(spmd.convert, axis="tp", src=spmd.R, dst=spmd.S(0))
-    qkv = cut(torch.cat(saved)) if sick else torch.cat([cut(weight) for weight in saved])
-    q, k, v = (x @ qkv.mT).unflatten(-1, (3, 2, 2)).permute(2, 0, 3, 1, 4)
-    return (q @ k.mT).softmax(-1) @ v
-
-
-def wide_messages(spmd: ModuleType, sick: bool) -> Tensor:
-    """Parameters gathered in a wider dtype than the one asked for."""
-    data, _ = _source(spmd)
-    shard = data(8, 6, dp=spmd.R, tp=spmd.S(0))
-    return spmd.all_gather(shard if sick else shard.float(), "tp", src=spmd.S(0), dst=spmd.R)

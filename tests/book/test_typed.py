@@ -13,8 +13,8 @@ BUGS = {  # program → whether its bug is found by the local types, and by the 
     typed.bias_on_each_rank: (True, True),
     typed.router_gradient: (True, True),
     typed.gather_of_heads: (False, True),
-    typed.orthogonal_shards: (False, True),
-    typed.wide_messages: (False, False),
+    typed.wide_gather: (False, False),
+    typed.muon_on_shards: (False, True),
 }
 installed = pytest.mark.skipif(not typed.spmd_types, reason="spmd_types is not installed")
 
@@ -55,7 +55,7 @@ def both_ways(world):
 @installed
 def test_the_bugs_are_real():
     apart = run(both_ways, 4)
-    assert min(known.pop("wide_messages") for known in apart) > 0  # float32 is float64 rounded
+    assert min(known.pop("wide_gather") for known in apart) > 0  # float32 is float64 rounded
     assert min(min(known.values()) for known in apart) > 0.005
 
 
