@@ -154,3 +154,15 @@ def muon_on_shards(spmd: ModuleType, sick: bool) -> Tensor:
     for _ in range(2):
         x = 1.5 * x - 0.5 * x @ x.mT @ x
     return x
+
+
+BUGS = (  # in the order of their rooms
+    local_count,
+    replicas_in_norm,
+    bias_on_each_rank,
+    router_gradient,
+    gather_of_heads,
+    fused_weight,
+    wide_gather,
+    muon_on_shards,
+)

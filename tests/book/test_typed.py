@@ -7,7 +7,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from book.trials import typed
 from lib import run
 
-BUGS = {  # program → whether its bug is found by the local types, and by the global ones
+FOUND = {  # program → whether its bug is found by the local types, and by the global ones
     typed.local_count: (False, True),
     typed.replicas_in_norm: (False, True),
     typed.bias_on_each_rank: (True, True),
@@ -20,11 +20,15 @@ installed = pytest.mark.skipif(not typed.spmd_types, reason="spmd_types is not i
 
 
 @installed
-@pytest.mark.parametrize("program", BUGS)
+@pytest.mark.parametrize("program", FOUND)
 def test_the_checker_finds_what_the_chapter_says_and_spares_the_healthy_program(program):
-    for local, found in zip((True, False), BUGS[program], strict=True):
+    for local, found in zip((True, False), FOUND[program], strict=True):
         assert typed.checked(program, local, sick=False) == ""
         assert bool(typed.checked(program, local, sick=True)) == found
+
+
+def test_each_bug_of_the_chapter_is_here():
+    assert {*typed.BUGS} == {*FOUND, typed.fused_weight}
 
 
 @installed
@@ -44,7 +48,7 @@ def both_ways(world):
     mesh = init_device_mesh("cpu", tuple(typed.SIZES.values()), mesh_dim_names=tuple(typed.SIZES))
     apart = {}
     with typed.spmd_types.set_current_mesh(mesh):
-        for program in (*BUGS, typed.fused_weight):
+        for program in typed.BUGS:
             healthy, sick = (program(typed.spmd_types, sick=sick).double() for sick in (False, True))
             if sick.shape != healthy.shape:  # a rank's rows
                 healthy = healthy.chunk(typed.SIZES["tp"])[world.rank % typed.SIZES["tp"]]
