@@ -43,6 +43,22 @@ def test_a_fused_weight_cannot_be_told_from_a_wrong_one():
     assert all(typed.checked(typed.fused_weight, sick=sick) for sick in (False, True))
 
 
+def copied(spmd, copies, needs_gradient):
+    x, weight = torch.randn(4, 8).requires_grad_(needs_gradient), torch.randn(8, 8).requires_grad_()
+    spmd.assert_type(x, {"dp": spmd.S(0), "tp": spmd.I})
+    spmd.assert_type(weight, {"dp": spmd.R, "tp": spmd.S(1)})
+    return (spmd.convert(x, "tp", src=spmd.I, dst=spmd.R) if copies else x) @ weight
+
+
+@installed
+@pytest.mark.parametrize("local", [True, False])
+def test_a_missing_copy_matters_only_where_a_gradient_is_needed(local):
+    for copies, needs_gradient in ((True, True), (True, False), (False, False)):
+        assert typed.checked(copied, local, copies=copies, needs_gradient=needs_gradient) == ""
+    said = typed.checked(copied, local, copies=False, needs_gradient=True)
+    assert "Invariant type on axis" in said and "src=I, dst=R" in said
+
+
 def both_ways(world):
     """On real ranks, without a checker: how far each sick program is from its healthy one, relative to it."""
     mesh = init_device_mesh("cpu", tuple(typed.SIZES.values()), mesh_dim_names=tuple(typed.SIZES))
