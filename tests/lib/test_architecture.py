@@ -37,6 +37,7 @@ SPEAKS_DISTRIBUTED = {
     *("lib.launch", "lib.mesh", "lib.comm", "lib.checkpoint", "lib.runtime", "lib.torchrun"),
     "course.check.listen",  # it listens to what a learner calls
     "course.exercises",  # learners may answer with it
+    "book.trials.typed",  # a group that only pretends, for a type checker
 }
 SAME_NAMES = {
     "main",  # what `python -m` starts: lib.train, course.check
