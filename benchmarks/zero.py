@@ -17,11 +17,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.data_parallel import BUCKET_MB, CONFIG, ROWS_PER_RANK
 from benchmarks.table import between_barriers, paired, quartiles, ratio, show, three
+from book.trials import wire_audit
 from book.trials.sleep import SleepLayer
 from lib import comm, cost, data, run
 from lib.data_parallel.fsdp import FSDP
 from lib.data_parallel.zero import ZeRO1, ZeRO2
-from lib.lab import wire_audit
 from lib.model import GPT, mean_loss
 
 ADAMW = partial(torch.optim.AdamW, lr=1e-3)
