@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from lib.planner import Layout4D, Training, step_s
-from lib.planner.rows import training_of
+from lib.planner.training import training_of
 
 
 def calibrated(row: Mapping) -> float:

@@ -24,10 +24,10 @@ from lib.cost.sizes import MODELS, ModelShape
 from lib.layout import Layout
 from lib.model import GPTConfig
 from lib.planner import Choices, Cluster, Layout4D, Training, best_layouts, memory_bytes, step_s
-from lib.planner.rows import medians, predict, read_rows, training_of
+from lib.planner.rows import medians, predict, read_rows
 from lib.planner.search import all_layouts, layout_text, why_slower
 from lib.planner.seconds import stage_layers
-from lib.planner.training import CALIBRATED, GPUS, PRESET_MODELS, SHARES, STACKS, stack_for
+from lib.planner.training import CALIBRATED, GPUS, PRESET_MODELS, SHARES, STACKS, stack_for, training_of
 
 ROWS = {row["id"]: row for row in read_rows(RUNS)}
 TABLES = read_tables()
