@@ -14,11 +14,11 @@ from docutils.parsers.rst import Directive
 from live_page import ROOT, add_live_page, table
 
 from book.published import LATER, RUNS
+from book.published.rows import predict, read_rows, rows_json
 from lib.cost.models import NOT_MODELLED
 from lib.cost.sizes import PLANNED_RECOMPUTE, ModelShape
 from lib.planner import search, seconds
 from lib.planner.configs import FOREIGN, OFF, USUAL_TOKENS
-from lib.planner.rows import predict, read_rows, rows_json
 from lib.planner.training import GPUS, PRESET_MODELS, STACKS, Cluster, Training, stack_for
 
 SCRIPTS = "planner.js", "model_config.js", "will_it_fit.js"

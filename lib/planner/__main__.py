@@ -1,8 +1,8 @@
 """Layouts for a model on a cluster: `python -m lib.planner --model llama3-70b --gpus 64 --gpu h100`.
 
 Without a layout it searches for the fastest; with `--tp`, `--pp` and so on it reports on that one, and compares it with
-the fastest. With `--rows FILE.json` it predicts published runs instead, and prints the errors. `explain
-FILE` or `explain FLAGS` reports on what a command of Megatron-LM, torchtitan, Accelerate or DeepSpeed asks for.
+the fastest. `explain FILE` or `explain FLAGS` reports on what a command of Megatron-LM, torchtitan, Accelerate or
+DeepSpeed asks for.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from lib.planner import Choices, Cluster, Layout4D, Planned, Training, best_layo
 from lib.planner.configs import Asked, completed, flags_text, read_config, read_foreign
 from lib.planner.refusals import refusal
 from lib.planner.report import others_text, report_of_layout, wrapped
-from lib.planner.rows import predict, read_rows, rows_json, rows_text
 from lib.planner.search import ALL_OPEN
 from lib.planner.training import GPUS, PRESET_MODELS, STACKS, stack_for
 
@@ -52,11 +51,7 @@ def main(argv: list[str] | None = None) -> None:
             foreign = read_foreign(parser.parse_known_args(argv[1:])[1])
             parser.set_defaults(**foreign.found)
         args = parser.parse_known_args(argv[1:])[0] if foreign else parser.parse_args(argv)
-        if args.runs:
-            predictions = [predict(row) for row in read_rows(args.runs)]
-            said = rows_json(predictions) if args.json else rows_text(predictions)
-        else:
-            said = _answer(args, foreign)
+        said = _answer(args, foreign)
     except (ValueError, OSError) as error:
         parser.error(str(error))
     print(said if isinstance(said, str) else json.dumps(said, indent=1))
@@ -94,7 +89,6 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     search.add_argument("--best", **count, default=3, help="number of layouts to print")
     search.add_argument("--tokens", **_amount(TOKENS, "15.6T", "of the training, for its days and hours"))
     search.add_argument("--price", type=float, help="of a GPU for an hour, for the money")
-    search.add_argument("--rows", dest="runs", metavar="FILE.json", help="predict the published runs of a file")
     search.add_argument("--json", **on, help="plain data instead of text")
     for name in NOT_MODELLED:
         parser.add_argument(f"--{name.split()[-1].lower()}", dest=name, nargs="?", const=True, help=argparse.SUPPRESS)

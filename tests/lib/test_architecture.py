@@ -24,14 +24,14 @@ data_parallel/ tensor_parallel/ pipeline/ layout planner/ parallel checkpoint/ t
 """.split()
 PURE = [
     *("lib.cost", "lib.trace", "lib.lab.claims", "lib.pipeline.schedules", "lib.layout", "lib.planner"),
-    *("lib.text", "lib.launch", "course.workshop.typed"),  # the server of `launch` starts before torch is there
+    *("lib.text", "lib.launch"),  # the server of `launch` starts before torch is there
     *(f"lib.runtime.{name}" for name in "call_table calls hang headroom output places ranks server".split()),
     *(f"lib.pipeline.{name}" for name in "balance simulate lower rendezvous prove gantt".split()),
     *(
         f"book.figures.{name}"
         for name in "svg canvas curves lanes matrices moves ranks scatter schedule timeline".split()
     ),
-    *("book.figures.explorer", "book.figures.show"),
+    *("course.workshop.typed", "book.figures.explorer", "book.figures.show", "book.published"),
 ]
 SPEAKS_DISTRIBUTED = {
     *("lib.launch", "lib.mesh", "lib.comm", "lib.checkpoint", "lib.runtime", "lib.torchrun"),

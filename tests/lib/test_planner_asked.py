@@ -166,7 +166,6 @@ REFUSED = {  # question → what the one sentence says
     f"{ON_8} --peak 989": "argument --peak: 989 needs a number and a unit: 989TF",
     f"{ON_8} --network 50GB --network-per-node 400GB": "--network is per GPU and --network-per-node of a whole node",
     "--model llama-7b --gpus 16 --gpu v100": "16 GPUs of v100 are on several nodes: give --network, such as 25GB",
-    "--rows /nowhere/rows.json": "No such file",
     f"{ON_8} --colour red": "unrecognized arguments: --colour red",
 }
 
