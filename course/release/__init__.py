@@ -8,4 +8,4 @@ No room may import it.
 """
 
 # What a notebook imports.
-LIBRARY = ("lib", "course", "book/__init__.py", "book/figures", "book/published", "book/trials")
+LIBRARY = ("lib", "course", "book/__init__.py", "book/our_run.py", "book/figures", "book/published", "book/trials")
