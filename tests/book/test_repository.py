@@ -317,7 +317,10 @@ def test_zip_for_colab_holds_what_a_notebook_needs(tmp_path):
         cells = nbformat.read(notebook, as_version=4).cells
         code = "\n".join(cell.source for cell in cells if cell.cell_type == "code")
         for module, things in re.findall(r"^\s*from ((?:lib|course|book)[\w.]*) import (.*)$", code, re.MULTILINE):
-            near = [module.replace(".", "/"), *(f"{module}.{thing}".replace(".", "/") for thing in things.split(", "))]
+            near = [
+                module.replace(".", "/"),
+                *(f"{module}.{thing}".replace(".", "/") for thing in things.split(", ")),
+            ]
             files = {f"{one}{end}" for one in near for end in (".py", "/__init__.py")}
             needed = {file for file in files if (ROOT / file).is_file()}
             assert needed and needed <= names, f"{name(notebook)} imports {module}"

@@ -31,7 +31,7 @@ PURE = [
         f"book.figures.{name}"
         for name in "svg canvas curves lanes matrices moves ranks scatter schedule timeline".split()
     ),
-    *("course.workshop.typed", "book.figures.explorer", "book.figures.show", "book.published"),
+    *("course.workshop.typed", "book.figures.explorer", "book.figures.show", "book.explain", "book.published"),
 ]
 SPEAKS_DISTRIBUTED = {
     *("lib.launch", "lib.mesh", "lib.comm", "lib.checkpoint", "lib.runtime", "lib.torchrun"),
@@ -45,7 +45,7 @@ SAME_NAMES = {
 }
 SERIAL_TWIN = "lib.model"  # no witness if it were made of the same parts
 
-FOLDERS = [ROOT / name for name in ("lib", "course", "book/figures", "book/published", "book/trials")]
+FOLDERS = [ROOT / name for name in ("lib", "course", "book/explain", "book/figures", "book/published", "book/trials")]
 MODULES = {
     ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
     for path in [ROOT / "book" / "__init__.py", *sorted(path for one in FOLDERS for path in one.rglob("*.py"))]
