@@ -9,7 +9,8 @@ from book.published import LATER, RUNS
 from book.published.one_card import blocks_on_one_card
 from book.published.rows import distinct, predict, read_rows, rows_json, rows_text
 from book.published.steps import calibrated, matmul_share_of
-from lib.cost import activation_bytes, block_saved_bytes, train_flops
+from book.trials.saved import block_saved_bytes
+from lib.cost import activation_bytes, train_flops
 from lib.cost.sizes import LLAMA, ModelShape
 from lib.planner import Choices, Cluster, Layout4D, Training, best_layouts, fits, memory_bytes, step_s
 from lib.planner.search import ALL_OPEN, all_layouts, layout_text
