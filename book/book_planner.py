@@ -104,7 +104,7 @@ class Trust(Directive):
     """`{planner_trust}`."""
 
     def run(self) -> list[nodes.Node]:
-        for path in (RUNS, LATER, *ROOT.glob("lib/planner/*.py")):
+        for path in (RUNS, LATER, *ROOT.glob("lib/planner/*.py"), *ROOT.glob("book/published/*.py")):
             self.state.document.settings.env.note_dependency(str(path))
         return [nodes.raw("", trust(), format="html")]
 
