@@ -32,9 +32,10 @@ def main(argv: list[str] | None = None) -> None:
             foreign = read_foreign(words)
             parser.set_defaults(**foreign.found)
         args, _ = parser.parse_known_args(argv)
-        print(explained(args, foreign, notes) if foreign else printed(args, *compared(args), notes=notes))
+        said = explained(args, foreign, notes) if foreign else printed(args, *compared(args), notes=notes)
     except (ValueError, OSError) as error:
         parser.error(str(error))
+    print(said)
 
 
 def explained(args: argparse.Namespace, foreign: Asked, notes: list[str]) -> str:
