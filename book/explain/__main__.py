@@ -1,6 +1,6 @@
 """A model of Hugging Face, or a command of another framework, in the planner.
 
-    python -m book.explain train.sh --gpus 64          # what each flag of this script costs and saves
+    python -m book.explain train.sh --gpus 64                 # what each flag of this script costs and saves
     python -m book.explain --config config.json --gpus 64     # the fastest layouts for this model
 
 The options are those of `python -m lib.planner`, and overrule what is read.
