@@ -1,0 +1,27 @@
+"""Debug this run: a run of `lib.train` with one cause of sickness or two, drawn by a seed: `python -m course.practise 7`.
+
+The real program trains, on real ranks; in each rank a few functions of `lib` are replaced before it starts. A reader
+looks at the report, the trace and the plan, runs other layouts with the same sickness, and names cause and place.
+
+May import `course.check`, `lib.comm`, `lib.cost`, `lib.data`, `lib.facts`, `lib.lab`, `lib.launch`, `lib.layout`, `lib.masks`,
+`lib.memory`, `lib.mesh`, `lib.model`, `lib.parallel`, `lib.pipeline`, `lib.placement`, `lib.planner`, `lib.runtime`,
+`lib.data_parallel`, `lib.tensor_parallel`, `lib.trace`, `lib.train`, `lib.training`.
+Must never write a cause where a reader finds it: ranks get the seed, and draw it themselves.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from course.practise.run import SickRun
+
+
+def sick_run(seed: int | str, row: str = "") -> SickRun:
+    """The sick run of a seed, or of an exercise: `sick_run("15.1")`, in a course with the letter of your row.
+
+    `report()` is what one looks at first; `under(dp=1, tp=2)` is the same sickness under a different layout.
+    """
+    from course.practise.run import SickRun  # the ranks and their libraries: a second
+
+    return SickRun.drawn(f"{seed}{row.upper()}")
