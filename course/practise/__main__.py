@@ -19,7 +19,7 @@ from lib.training.config import TrainConfig, add_options, chosen, in_options
 
 NEXT = """
 It has one sickness, or two. The optimizer, the text and one process are healthy. Look at
-  --report [FILE.json]   losses and norms, gradients by kind and by rank, bytes, waiting: beside one process and the plan
+  --report [FILE.json]   losses and norms, gradients by kind and by rank, bytes, waiting: beside one process and plan
   --plan                 what each rank should send and hold
   --trace FILE.json      the last step of all ranks, for https://ui.perfetto.dev
   --certify              whether it is the same training as one process, in float64
@@ -46,7 +46,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     if args.causes:
         return print(causes_text())
     if args.drawn_by is None:
-        parser.exit(2, f"{parser.prog}: which run? Give a number, such as {parser.prog} 7; --causes lists the causes\n")
+        parser.exit(
+            2, f"{parser.prog}: which run? Give a number, such as {parser.prog} 7; --causes lists the causes\n"
+        )
     try:
         run = SickRun.drawn(args.drawn_by)
         if args.answer:

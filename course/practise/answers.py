@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from course.practise.causes import CAUSES, place_text
 
 RERUN = (
-    "Compare the rows of the report, or run a layout in which one axis has one rank: where the place does not exist, the "
-    "sickness is gone."
+    "Compare the rows of the report, or run a layout in which one axis has one rank: where the place does not exist, "
+    "the sickness is gone."
 )
 RIGHT, HALF, WRONG = "right", "half right", "wrong"
 Pairs = Sequence[tuple[str, str]]  # (cause, place)

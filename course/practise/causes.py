@@ -1,7 +1,7 @@
 """The catalogue: what may be wrong with a practice run, where, and what would show it.
 
-A place is an axis (`dp`), a coordinate on an axis (`dp 1`, `pp 0`), a rank (`rank 2`), or a kind of parameter (`norms`).
-It does not depend on the layout: where a layout has no such place, the run is healthy.
+A place is an axis (`dp`), a coordinate on an axis (`dp 1`, `pp 0`), a rank (`rank 2`), or a kind of parameter
+(`norms`). It does not depend on the layout: where a layout has no such place, the run is healthy.
 """
 
 from __future__ import annotations

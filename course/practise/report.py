@@ -15,7 +15,7 @@ from course.practise.causes import KINDS
 from course.practise.watch import Seen, Wait
 from lib.layout import AXES, Layout
 from lib.planner.plan import Plan, step_traffic
-from lib.planner.report import table
+from lib.planner.report import table, wrapped
 from lib.training.config import TrainConfig
 
 WARMUP = 1  # steps whose times are left out
@@ -64,7 +64,7 @@ class RunReport:
     links_s: dict[str, tuple[float, float]]
 
     def __str__(self) -> str:
-        return "\n".join([f"run: {self.run}", self._steps(), *self._compared(), *self._sent(), *self._times()])
+        return wrapped([f"run: {self.run}", self._steps(), *self._compared(), *self._sent(), *self._times()])
 
     def _steps(self) -> str:
         rows = [["step", "loss", "one process", "norm that clips", "one process"]]
@@ -95,8 +95,11 @@ class RunReport:
             sizes = (f"{of[name] / 1000:.1f}" for name in ("bytes", "planned_bytes"))
             kilobytes, planned = sizes
             rows.append([what, f"{of['calls']:g}", f"{of['planned_calls']:g}", kilobytes, planned])
-        sums = ", ".join(f"{rank}: {before} of {all_}" for rank, (before, all_) in self.sums.items() if all_)
-        return [table(rows), *[f"gradient sums waited for before the optimizer: {sums}"] * bool(sums)]
+        each = {rank: f"{before} of {all_}" for rank, (before, all_) in self.sums.items() if all_}
+        sums = ", ".join(f"{number} on {rank}" for rank, number in each.items())
+        if len({*each.values()}) == 1:
+            sums = f"{min(each.values())} on every rank"
+        return [table(rows), *[f"gradient sums waited for before the optimizer: {sums}"] * bool(each)]
 
     def _times(self) -> list[str]:
         axes = [*next(iter(self.waits_s.values()))]

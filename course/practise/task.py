@@ -14,7 +14,7 @@ from course.practise.cases import EXERCISES, Case, drawn_case
 from course.practise.causes import CAUSES, COSTS, NUMBERS, place_text
 
 NOTHING, SEVERAL, NO_PLACE, NO_DICT = "none", "several", "no such place", "no dict"
-WHAT = ("cause", "form", "place", "others")  # of each group, as an answer says it
+WHAT = ("cause", "form", "place", "others")  # of each group: the cause, whether it can be at its place, and no causes
 
 
 def diagnosis(number: str, title: str, rows: int, points: float = 3) -> Exercise:
@@ -25,13 +25,24 @@ def diagnosis(number: str, title: str, rows: int, points: float = 3) -> Exercise
 def _row(number: str, title: str, points: float, row: str) -> Exercise:
     case, groups = drawn_case(number + row), EXERCISES[number]
     right = dict(case.sickness)
+    # All that a rank is given, because an answer could read it there.
+    possible = {of: {name: _places(case, name) for name in _in_group(of)} for of in (NUMBERS, COSTS)}
 
     def body(answer: Callable, group: Any, given: Data) -> Data:
         result = answer()
         if not isinstance(result, dict):
-            return {f"{what} in {of}": NO_DICT for of in (NUMBERS, COSTS) for what in WHAT}
+            return {f"{what} in {of}": NO_DICT for of in possible for what in WHAT}
         named = {str(name).strip().lower(): place_text(place) for name, place in result.items()}
-        return _entries(case, NUMBERS, named) | _entries(case, COSTS, named)
+        unknown = [name for name in named if not any(name in causes for causes in possible.values())]
+        found = {}
+        for of, causes in possible.items():
+            mine = [name for name in named if name in causes]
+            cause = mine[0] if len(mine) == 1 else SEVERAL if mine else NOTHING
+            place = named.get(cause, NOTHING)
+            form = "a place" if place in causes.get(cause, ()) else NO_PLACE
+            entries = cause, form, place, SEVERAL if unknown else NOTHING
+            found |= {f"{what} in {of}": entry for what, entry in zip(WHAT, entries, strict=True)}
+        return found
 
     return Exercise(
         id=number,
@@ -47,15 +58,8 @@ def _row(number: str, title: str, points: float, row: str) -> Exercise:
     )
 
 
-def _entries(case: Case, of: str, named: dict[str, str]) -> Data:
-    """The cause of one group that an answer names, its place and whether it can be there; and names of no cause."""
-    mine = [name for name in named if name in CAUSES and CAUSES[name].group == of]
-    cause = mine[0] if len(mine) == 1 else SEVERAL if mine else NOTHING
-    place = named.get(cause, NOTHING)
-    can_be = cause in CAUSES and place in _places(case, cause)
-    others = SEVERAL if any(name not in CAUSES for name in named) else NOTHING
-    found = {"cause": cause, "form": "a place" if can_be else NO_PLACE, "place": place, "others": others}
-    return {f"{what} in {of}": entry for what, entry in found.items()}
+def _in_group(of: str) -> list[str]:
+    return [cause.name for cause in CAUSES.values() if cause.group == of]
 
 
 def _places(case: Case, cause: str) -> list[str]:
@@ -76,11 +80,11 @@ def _mistakes(case: Case, groups: tuple[str, ...]) -> Iterator[Mistake]:
         def wrong(hint: str, repair: str, what: str, answer: object, of: str = of) -> Mistake:
             return Mistake(hint, lambda: answer, (f"{what} in {of}",), repair=repair)
 
-        alike = [cause for cause in CAUSES.values() if cause.group == of and not (true and cause.name == true[0])]
-        for cause in alike:
-            hint = f"{cause.name} would show {cause.shows}. This run does not."
-            yield wrong(hint, look, "cause", rest | {cause.name: NO_PLACE})
-        two = {cause.name: NO_PLACE for cause in alike[:2]}
+        others = [name for name in _in_group(of) if not (true and name == true[0])]
+        for name in others:
+            hint = f"{name} would show {CAUSES[name].shows}. This run does not."
+            yield wrong(hint, look, "cause", rest | {name: NO_PLACE})
+        two = dict.fromkeys(others[:2], NO_PLACE)
         yield wrong(f"You name several causes for {of}.", look, "cause", rest | two)
         if true:
             name, where = true

@@ -10,8 +10,9 @@ import time
 import types
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import wraps
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
@@ -85,12 +86,36 @@ class Seen:
     full: dict[str, Full] = field(default_factory=dict)
 
 
+def without_the_cause(work: Callable) -> Callable:
+    """The same function; an error inside has a traceback without frames of the file that makes a run ill."""
+
+    @wraps(work)
+    def guarded(*given: Any) -> Any:
+        try:
+            return work(*given)
+        except Exception as error:
+            frames = [tb for tb in _each(error.__traceback__) if tb.tb_frame.f_code.co_filename != _CAUSES]
+            kept: types.TracebackType | None = None
+            for tb in reversed(frames):
+                kept = types.TracebackType(kept, tb.tb_frame, tb.tb_lasti, tb.tb_lineno)
+            raise error.with_traceback(kept) from None
+
+    return guarded
+
+
+def _each(trace_back: types.TracebackType | None) -> Iterator[types.TracebackType]:
+    while trace_back is not None:
+        yield trace_back
+        trace_back = trace_back.tb_next
+
+
+@without_the_cause
 def watched(world: Group, config: TrainConfig, seed: str) -> tuple[Seen, Seen]:
     """Train on this rank twice, and return what was seen: alone and healthy; then with all, and the sickness of a seed.
 
     The first is the same training in one process, which the second is compared with.
     """
-    with _without_the_cause(), ExitStack() as stack:
+    with ExitStack() as stack:
         with ExitStack() as until_then:
             alone = Seen()
             settings = replace(config, layout=Layout(), compute_dtype=None)
@@ -107,9 +132,10 @@ def watched(world: Group, config: TrainConfig, seed: str) -> tuple[Seen, Seen]:
         return alone, seen
 
 
+@without_the_cause
 def certified(world: Group, config: TrainConfig, seed: str) -> tuple[float, float, float]:
     """What `lib.train --certify` says of the sick run: distances of loss, gradient and weight from one process."""
-    with _without_the_cause(), ExitStack() as stack:
+    with ExitStack() as stack:
         _infect(world, config, seed, stack)
         return certify_run(world, config)
 
@@ -118,25 +144,6 @@ def _infect(world: Group, config: TrainConfig, seed: str, stack: ExitStack) -> N
     stack.enter_context(comm.link(alpha_s=ALPHA_S, bandwidth_Bps=BANDWIDTH_BPS))
     if seed != HEALTHY:
         fall_ill(drawn_case(seed).sickness, config, world.rank, stack)
-
-
-@contextmanager
-def _without_the_cause() -> Iterator[None]:
-    """An error inside has a traceback without frames of the file that makes a run ill."""
-    try:
-        yield
-    except Exception as error:
-        frames = [tb for tb in _each(error.__traceback__) if tb.tb_frame.f_code.co_filename != _CAUSES]
-        kept: types.TracebackType | None = None
-        for tb in reversed(frames):
-            kept = types.TracebackType(kept, tb.tb_frame, tb.tb_lasti, tb.tb_lineno)
-        raise error.with_traceback(kept) from None
-
-
-def _each(trace_back: types.TracebackType | None) -> Iterator[types.TracebackType]:
-    while trace_back is not None:
-        yield trace_back
-        trace_back = trace_back.tb_next
 
 
 def _link(group: Group) -> tuple[float, float]:
