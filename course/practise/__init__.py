@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from course.practise.run import SickRun
+    from course.practise.sick import SickRun
 
 
 def sick_run(seed: int | str, row: str = "") -> SickRun:
@@ -20,6 +20,6 @@ def sick_run(seed: int | str, row: str = "") -> SickRun:
 
     `report()` is what one looks at first; `under(dp=1, tp=2)` is the same sickness under a different layout.
     """
-    from course.practise.run import SickRun  # the ranks and their libraries: a second
+    from course.practise.sick import SickRun  # the ranks and their libraries: a second
 
     return SickRun.drawn(f"{seed}{row.upper()}")

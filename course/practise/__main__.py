@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from course.practise.answers import RIGHT
+from course.practise.cases import HEALTHY
 from course.practise.causes import CAUSES, causes_text
-from course.practise.run import PractiseError, SickRun
+from course.practise.sick import PractiseError, SickRun
 from lib.layout import Layout
 from lib.model import GPTConfig
 from lib.training.config import TrainConfig, add_options, chosen, in_options
@@ -24,7 +25,8 @@ It has one sickness, or two. The optimizer, the text and one process are healthy
   --trace FILE.json      the last step of all ranks, for https://ui.perfetto.dev
   --certify              whether it is the same training as one process, in float64
 Options of lib.train change the layout and leave the sickness: --dp 1 --tp 2, --microbatches 1, --dropout 0, --zero 1.
---causes lists what it can be. Then answer: {program} {seed} --answer CAUSE PLACE; of two causes give both."""
+--causes lists what it can be; healthy instead of a seed is a run without sickness. Then answer, of two causes both:
+  {program} {seed} --answer CAUSE PLACE"""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -33,7 +35,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         description="Find what is wrong with a small run of lib.train, drawn by a seed.",
         epilog="All further options are those of python -m lib.train.",
     )
-    parser.add_argument("drawn_by", nargs="?", metavar="SEED", help="a number, or an exercise: 7, 15.1, 15.1A")
+    parser.add_argument(
+        "drawn_by", nargs="?", metavar="SEED", help="a number, an exercise, or healthy: 7, 15.1, 15.1A"
+    )
     parser.add_argument("--causes", action="store_true", help="list all possible causes, and how a place is written")
     parser.add_argument("--report", nargs="?", const="", metavar="FILE.json", help="print a report; write it as data")
     parser.add_argument("--trace", metavar="FILE.json", help="write the last step of all ranks as a trace")
@@ -76,7 +80,7 @@ def _show(run: SickRun, args: argparse.Namespace, program: str) -> None:
         run.trace().save(args.trace)
         print(f"trace: open {args.trace} at https://ui.perfetto.dev")
     if not (args.plan or args.certify or args.trace or args.report is not None):
-        print(f"{run}\n{NEXT.format(program=program, seed=args.drawn_by)}")
+        print(f"{run}\n{NEXT.format(program=program, seed=args.drawn_by)}" if run.seed != HEALTHY else run)
 
 
 def _judged(run: SickRun, named: list[tuple[str, str]]) -> int:

@@ -16,6 +16,7 @@ from lib.training.config import TrainConfig, option
 
 EXERCISES = {"15.1": (NUMBERS,), "15.2": (COSTS,), "15.3": (NUMBERS, COSTS)}  # the groups of their causes
 AXES_OF_RUN = ((2, 2, 1), (2, 1, 2), (1, 2, 2), (2, 1, 1), (1, 1, 2), (4, 1, 1))  # dp, pp, tp
+HEALTHY = "healthy"
 SALT = "debug this run, 40417"  # with which the rows of an exercise have different causes
 SIZES = {"context": 32, "d_model": 32, "num_layers": 2, "num_heads": 4, "tied": False}
 RUN = {"steps": 5, "global_batch": 8, "bucket_bytes": 32768}
@@ -28,7 +29,7 @@ class Case:
     Args:
         seed: that draws it.
         config: the run of `lib.train`.
-        sickness: pairs (cause, place): one or two.
+        sickness: pairs (cause, place): one or two, or none of a healthy run.
     """
 
     seed: str
@@ -41,14 +42,19 @@ def drawn_case(seed: str) -> Case:
     """The case of a seed, the same on every machine.
 
     Args:
-        seed: any word; the number of an exercise, with the letter of a row behind it, draws a case for this exercise.
+        seed: any word. The number of an exercise, with the letter of a row behind it, draws a case for this exercise,
+            and `healthy` a run without sickness.
     """
     drawn = random.Random(f"{SALT} {seed}")  # seeded by a string: hashed
 
     def one_of(choices: Sequence) -> Any:
         return choices[int(drawn.random() * len(choices))]
 
-    groups = EXERCISES.get(re.sub("[A-Z]$", "", seed)) or one_of([(NUMBERS,), (COSTS,), (NUMBERS,), (NUMBERS, COSTS)])
+    groups = (
+        ()
+        if seed == HEALTHY
+        else EXERCISES.get(re.sub("[A-Z]$", "", seed)) or one_of([(NUMBERS,), (COSTS,), (NUMBERS,), (NUMBERS, COSTS)])
+    )
     while True:
         dp, pp, tp = one_of(AXES_OF_RUN)
         layout = Layout(dp=dp, pp=pp, tp=tp, microbatches=one_of((1, 2, 4) if dp < 4 else (1, 2)))

@@ -7,8 +7,10 @@ A place is an axis (`dp`), a coordinate on an axis (`dp 1`, `pp 0`), a rank (`ra
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import zip_longest
 
 from lib.layout import AXES, Layout
 
@@ -41,7 +43,7 @@ class Cause:
     places: Places
 
 
-def kind_of(name: str) -> str:
+def kind_of_parameter(name: str) -> str:
     """The kind of a parameter, by its name in the serial model."""
     part = next((kind for kind in ("attention", "mlp") if kind in name), name.partition(".")[0])
     return "norms" if "norm" in name else "embedding" if part == "embed" else part
@@ -211,5 +213,6 @@ def causes_text() -> str:
         lines.append(f"What makes {NUMBERS} wrong:" if group == NUMBERS else f"What costs {COSTS}:")
         for cause in CAUSES.values():
             if cause.group == group:
-                lines += [f"  {cause.name:18} {cause.says}", f"  {'':18} Place: {cause.where}."]
+                said = textwrap.wrap(cause.says, 78) + [f"Place: {cause.where}."]
+                lines += [f"  {name:18} {line}" for name, line in zip_longest([cause.name], said, fillvalue="")]
     return "\n".join(lines)

@@ -16,7 +16,7 @@ from inspect import signature
 import torch
 from torch import Tensor
 
-from course.practise.causes import CAUSES, kind_of
+from course.practise.causes import CAUSES, kind_of_parameter
 from lib import comm, data, parallel
 from lib.data_parallel import gradient_sums
 from lib.data_parallel.flat import Bucket, Flat
@@ -26,7 +26,7 @@ from lib.mesh import Group
 from lib.model import GPT
 from lib.parallel import ParallelGPT
 from lib.pipeline.stage import Stage
-from lib.placement import copies_of
+from lib.placement import copies_of, shard
 from lib.training.config import TrainConfig
 
 ALPHA_S, BANDWIDTH_BPS = 1e-4, 1e8  # of all links of a practice run
@@ -96,7 +96,7 @@ def _missing_sum(here: Here) -> None:
     def facts_of(*more: object) -> list[Fact]:
         found = []
         for fact in original(*more):
-            if kind_of(fact.name) == here.place and not fact.crosses:
+            if kind_of_parameter(fact.name) == here.place and not fact.crosses:
                 partial_over_tp = len(fact.sum_over.ranks) > layout.dp
                 alone = fact.cut_over if partial_over_tp else Group("dp", (here.rank,))
                 fact = replace(fact, sum_over=alone)
@@ -109,7 +109,7 @@ def _missing_sum(here: Here) -> None:
 def _extra_sum(here: Here) -> None:
     def built(model: ParallelGPT) -> None:
         for fact in model.facts:
-            if kind_of(fact.name) == "norms":
+            if kind_of_parameter(fact.name) == "norms":
                 fact.parameter.register_hook(partial(comm.all_reduce, group=getattr(model, here.place)))
 
     _when_built(built)
@@ -158,18 +158,20 @@ def _early_read(here: Here) -> None:
 
 
 def _other_start(here: Here) -> None:
-    original = parallel.broadcast_weights
+    @torch.no_grad()
+    def built(model: ParallelGPT) -> None:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(here.config.seed + 1 + here.number)
+            fresh = dict(GPT(here.config.model).named_parameters())
+        for fact in model.facts:
+            part = shard(fresh[fact.name], fact.placement, fact.cut_over)
+            fact.parameter.copy_(part)
+            for flat in model.owner.flats:
+                if fact.name in flat.names:
+                    flat.load(fact.name, part)
 
-    def broadcast_weights(model: GPT, world: Group) -> None:
-        original(model, world)
-        if world.rank == here.number:
-            with torch.random.fork_rng(devices=[]), torch.no_grad():
-                torch.manual_seed(here.config.seed + 1 + here.number)
-                fresh = GPT(model.config)
-                for own, drawn in zip(model.parameters(), fresh.parameters(), strict=True):
-                    own.copy_(drawn)
-
-    parallel.broadcast_weights = broadcast_weights
+    if here.rank == here.number:
+        _when_built(built)
 
 
 def _same_samples(here: Here) -> None:

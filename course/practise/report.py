@@ -12,10 +12,11 @@ from dataclasses import dataclass
 
 from course.practise.cases import options_text
 from course.practise.causes import KINDS
-from course.practise.watch import Seen, Wait
+from course.practise.instruments import Seen, Waited
 from lib.layout import AXES, Layout
-from lib.planner.plan import Plan, step_traffic
+from lib.planner.plan import step_traffic
 from lib.planner.report import table, wrapped
+from lib.train import planned
 from lib.training.config import TrainConfig
 
 WARMUP = 1  # steps whose times are left out
@@ -92,13 +93,12 @@ class RunReport:
     def _sent(self) -> list[str]:
         rows = [["sent by a rank in a step", "calls", "planned", "kB", "planned"]]
         for what, of in self.sent.items():
-            sizes = (f"{of[name] / 1000:.1f}" for name in ("bytes", "planned_bytes"))
-            kilobytes, planned = sizes
-            rows.append([what, f"{of['calls']:g}", f"{of['planned_calls']:g}", kilobytes, planned])
+            calls, sizes = ("calls", "planned_calls"), ("bytes", "planned_bytes")
+            rows.append([what, *(f"{of[x]:g}" for x in calls), *(f"{of[x] / 1000:.1f}" for x in sizes)])
         each = {rank: f"{before} of {all_}" for rank, (before, all_) in self.sums.items() if all_}
         sums = ", ".join(f"{number} on {rank}" for rank, number in each.items())
         if len({*each.values()}) == 1:
-            sums = f"{min(each.values())} on every rank"
+            sums = f"{next(iter(each.values()))} on every rank"
         return [table(rows), *[f"gradient sums waited for before the optimizer: {sums}"] * bool(each)]
 
     def _times(self) -> list[str]:
@@ -193,17 +193,17 @@ def _copies(layout: Layout, ranks: Sequence[Seen], axis: str) -> dict[str, float
 
 
 def _sent_and_planned(config: TrainConfig, ranks: Sequence[Seen]) -> dict[str, dict[str, float]]:
-    """What each rank sent in a step beside its plan, of all ranks the farthest from it."""
-    plan = Plan(config.model, config.layout, config.global_batch, bucket_bytes=config.bucket_bytes)
+    """The messages of a step, and those of the plan: of all ranks the one that is farthest from its plan."""
+    plan = planned(config)
     found: dict[str, dict[str, float]] = {}
     for rank, seen in enumerate(ranks):
-        planned = {f"{kind} {axis}": n for (kind, axis), n in step_traffic(plan, plan.place(rank)).items()}
-        for what in sorted({*planned, *seen.report["traffic"]}):
+        wanted = {f"{kind} {axis}": n for (kind, axis), n in step_traffic(plan, plan.place(rank)).items()}
+        for what in sorted({*wanted, *seen.report["traffic"]}):
             if what.startswith("recv"):
                 continue  # a receive sends nothing
-            calls, sent = (n / config.steps for n in seen.report["traffic"].get(what, (0, 0.0)))
-            of = {"calls": calls, "planned_calls": planned.get(what, (0, 0.0))[0], "bytes": sent}
-            of |= {"planned_bytes": planned.get(what, (0, 0.0))[1], "rank": rank}
+            (calls, sent), due = (of.get(what, (0, 0.0)) for of in (seen.report["traffic"], wanted))
+            of = {"calls": calls / config.steps, "planned_calls": due[0]}
+            of |= {"bytes": sent / config.steps, "planned_bytes": due[1], "rank": rank}
             if what not in found or _deviation(of) > _deviation(found[what]):
                 found[what] = of
     return found
@@ -223,7 +223,7 @@ def _waiting(
     config: TrainConfig, ranks: Sequence[Seen]
 ) -> tuple[list[float], list[dict[str, tuple[float, float]]], list[float]]:
     """For each rank: seconds in which it is busy; axis -> those in which it waits, by cause; those it is waited for."""
-    messages: dict[tuple, list[tuple[int, Wait]]] = defaultdict(list)  # the ranks of a message, which calls alike
+    messages: dict[tuple, list[tuple[int, Waited]]] = defaultdict(list)  # the ranks of a message, which calls alike
     for rank, seen in enumerate(ranks):
         counts: Counter[tuple[int, str]] = Counter()
         for wait in sorted(seen.waits, key=lambda wait: wait.start_s):

@@ -17,7 +17,7 @@ NOTHING, SEVERAL, NO_PLACE, NO_DICT = "none", "several", "no such place", "no di
 WHAT = ("cause", "form", "place", "others")  # of each group: the cause, whether it can be at its place, and no causes
 
 
-def diagnosis(number: str, title: str, rows: int, points: float = 3) -> Exercise:
+def diagnosis(number: str, title: str, rows: int, points: float = 2) -> Exercise:
     """The exercise with this number, and so many variants, each with a different run."""
     return with_variants(*(_row(number, title, points, row) for row in ("", *ROWS[:rows])))
 

@@ -1,6 +1,5 @@
 """Debug this run: each cause can be told from the others by what a reader sees, and no file names it."""
 
-import dataclasses
 import hashlib
 import itertools
 import json
@@ -21,9 +20,9 @@ from course.practise.answers import HALF, RIGHT, WRONG, verdict_on
 from course.practise.cases import EXERCISES, Case, drawn_case, options_text
 from course.practise.causes import CAUSES, COSTS, NUMBERS, place_text
 from course.practise.inject import BANDWIDTH_BPS, SLOWER, fall_ill
+from course.practise.instruments import without_the_cause
 from course.practise.report import SAME, RunReport
-from course.practise.run import PractiseError, healthy_run
-from course.practise.watch import without_the_cause
+from course.practise.sick import PractiseError
 from lib.layout import Layout
 from tests.book.test_repository import ROOT
 
@@ -66,9 +65,8 @@ def _numbers(report, layout):
     norm = report.norms[0] / report.held_norm
     if strange:
         return [("same-samples", strange[0])]
-    if others:  # copies along dp are another replica's; all of a stage's ranks see its gradients
-        first = max(others, key=lambda rank: ranks[rank]["weights"])
-        return [("other-start", f"rank {first}")] if len(others) == 1 else []
+    if others:
+        return [("other-start", f"rank {rank}") for rank in others]
     if unread:
         return [("early-read", f"pp {layout.coordinates(min(unread))['pp']}")]
     if still:
@@ -91,7 +89,7 @@ def _bytes(report):
     found = set()
     for what, of in report.sent.items():
         calls, sent = (of[name] / (of[f"planned_{name}"] or 1) for name in ("calls", "bytes"))
-        if sent == 2 and calls in (1, 2) and of["bytes"] > 1000:
+        if 1.98 < sent <= 2 and calls in (1, 2) and of["bytes"] > 1000:  # numbers of 8 bytes stay as they are
             found.add(("wide-messages" if calls == 1 else "sent-twice", what.split()[1]))
     return sorted(found)
 
@@ -145,11 +143,9 @@ def test_a_report_tells_cause_and_place(cause, place, layout):
     ],
 )
 def test_a_healthy_run_shows_nothing(layout):
-    config = sick_run(0).config
-    layout = Layout(**layout)
-    config = dataclasses.replace(config, layout=layout, model=dataclasses.replace(config.model, dropout=DROPOUT))
-    report = healthy_run(config).report()
-    assert is_healthy(report, layout), str(report)
+    run = sick_run("healthy").under(dropout=DROPOUT, **layout)
+    report = run.report()
+    assert is_healthy(report, run.config.layout), str(report)
     assert report.norms_alone == pytest.approx(report.norms, rel=1e-3) and report.held_norm > 0.1
 
 
@@ -202,7 +198,7 @@ def test_a_slow_link_is_measured_alone(axis, layout):
 
 @TIMED
 def test_a_healthy_run_has_no_slow_rank_and_no_slow_link():
-    report = healthy_run(sick_run(0).under(dropout=0.0, **PIPELINE).config).report()
+    report = sick_run("healthy").under(dropout=0.0, **PIPELINE).report()
     assert max(report.busy_s.values()) < 0.1
     assert max(took / planned for took, planned in report.links_s.values()) < SLOWER / 4
 
@@ -217,7 +213,7 @@ def test_two_causes_show_together(seed):
 def test_certify_and_the_trace_are_of_the_sick_run(tmp_path):
     run = sick_run(seed_of(("missing-sum", "mlp"))).under(dropout=0.0, **TENSOR)
     assert run.certify()[1] > 0.1
-    assert max(healthy_run(run.config).certify()) < 1e-8
+    assert max(sick_run("healthy").under(dropout=0.0, **TENSOR).certify()) < 1e-8
     run.trace().save(tmp_path / "trace.json")
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     assert {event["pid"] for event in events} == {0, 1, 2, 3}

@@ -2,4 +2,4 @@
 
 from course.practise.task import diagnosis
 
-EXERCISE = diagnosis("15.3", "two_causes", rows=3)
+EXERCISE = diagnosis("15.3", "two_causes", rows=3, points=4)

@@ -9,8 +9,8 @@ from functools import cached_property
 
 from course.practise.answers import verdict_on
 from course.practise.cases import drawn_case, options_text
+from course.practise.instruments import Seen, certified, watched
 from course.practise.report import RunReport, report_of
-from course.practise.watch import HEALTHY, Seen, certified, watched
 from lib.lab.profile import step_profile
 from lib.launch import RunError, run
 from lib.planner.report import Report, report_of_plan
@@ -91,11 +91,6 @@ class SickRun:
     def __str__(self) -> str:
         losses = self.report().losses
         return f"{options_text(self.config)}\nloss {losses[0]:.3f} in step 1, {losses[-1]:.3f} in step {len(losses)}"
-
-
-def healthy_run(config: TrainConfig) -> SickRun:
-    """A run without any sickness."""
-    return SickRun(HEALTHY, offered(config))
 
 
 def offered(config: TrainConfig) -> TrainConfig:

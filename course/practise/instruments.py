@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from course.practise.cases import drawn_case
-from course.practise.causes import kind_of
+from course.practise.causes import kind_of_parameter
 from course.practise.inject import ALPHA_S, BANDWIDTH_BPS, fall_ill
 from lib import comm, parallel
 from lib.cost import comm_s
@@ -36,12 +36,11 @@ from lib.training.loop import train
 
 LINK_ELEMENTS = 16_384  # of the message that measures a link alone
 Full = dict[str, Tensor]  # serial name -> full tensor
-HEALTHY = ""  # the seed that draws no sickness
 _CAUSES = fall_ill.__code__.co_filename
 _square = Fact.square  # stored now, because a cause may replace it
 
 
-class Wait(NamedTuple):
+class Waited(NamedTuple):
     """A message of this rank: when it was started, and the time in which the rank waited for it."""
 
     step: int
@@ -78,7 +77,7 @@ class Seen:
     share: float = 0.0
     marks: dict[tuple[str, str], tuple[float, float, bool]] = field(default_factory=dict)
     samples: list[str] = field(default_factory=list)
-    waits: list[Wait] = field(default_factory=list)
+    waits: list[Waited] = field(default_factory=list)
     began_s: list[float] = field(default_factory=list)
     ended_s: list[float] = field(default_factory=list)
     optimizer_s: list[float] = field(default_factory=list)
@@ -142,8 +141,7 @@ def certified(world: Group, config: TrainConfig, seed: str) -> tuple[float, floa
 
 def _infect(world: Group, config: TrainConfig, seed: str, stack: ExitStack) -> None:
     stack.enter_context(comm.link(alpha_s=ALPHA_S, bandwidth_Bps=BANDWIDTH_BPS))
-    if seed != HEALTHY:
-        fall_ill(drawn_case(seed).sickness, config, world.rank, stack)
+    fall_ill(drawn_case(seed).sickness, config, world.rank, stack)
 
 
 def _link(group: Group) -> tuple[float, float]:
@@ -214,7 +212,7 @@ def _attach_to_messages(seen: Seen, stack: ExitStack) -> None:
             if id(call) in started:
                 sums = call.kind in ("all_reduce", "reduce_scatter") and "dp" in call.axis and call.payload_bytes > 8
                 times = started[id(call)][1], from_s, time.perf_counter()
-                seen.waits.append(Wait(len(seen.ended_s), call.axis, call.channel, sums, *times))
+                seen.waits.append(Waited(len(seen.ended_s), call.axis, call.channel, sums, *times))
 
     def starts(call: calls.Call) -> None:
         started[id(call)] = call, time.perf_counter()
@@ -254,7 +252,7 @@ def _compare(seen: Seen, alone: dict[str, Full], what: str, model: ParallelGPT, 
 def _pairs(model: ParallelGPT, alone: Mapping[str, Tensor], of: Callable) -> Iterator[tuple[Tensor, Tensor, str]]:
     for piece in model.pieces():
         theirs = shard(alone[piece.fact.name], piece.fact.placement, piece.fact.cut_over).flatten()[piece.span]
-        yield of(piece).flatten(), theirs, kind_of(piece.fact.name)
+        yield of(piece).flatten(), theirs, kind_of_parameter(piece.fact.name)
 
 
 def _mark(seen: Seen, what: str, model: ParallelGPT, of: Callable) -> None:
