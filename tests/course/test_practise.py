@@ -61,7 +61,9 @@ def _numbers(report, layout):
     others = [rank for rank, of in ranks.items() if of["weights"] > SAME]
     still = [rank for rank, of in ranks.items() if of["update"] < 0.1]
     copies = max([of["gradient"] or 0 for of in report.copies.values()], default=0)
-    more = [what.split()[1] for what, of in report.sent.items() if of["calls"] > of["planned_calls"]]
+    # Twice the bytes have a different cause.
+    few = [what for what, of in report.sent.items() if of["bytes"] < 1.9 * of["planned_bytes"]]
+    more = [what.split()[1] for what in few if report.sent[what]["calls"] > report.sent[what]["planned_calls"]]
     norm = report.norms[0] / report.held_norm
     if strange:
         return [("same-samples", strange[0])]
