@@ -9,6 +9,7 @@ from functools import cached_property
 
 from course.practise.answers import verdict_on
 from course.practise.cases import drawn_case, options_text
+from course.practise.causes import causes_text
 from course.practise.instruments import Seen, certified, watched
 from course.practise.report import RunReport, report_of
 from lib.lab.profile import step_profile
@@ -83,6 +84,10 @@ class SickRun:
         except ValueError as error:
             raise PractiseError(str(error)) from None
         return SickRun(self.seed, offered(config))
+
+    def causes(self) -> str:
+        """All that may be wrong with such a run, and how a place is written."""
+        return causes_text()
 
     def answer(self, *named: tuple[str, str]) -> tuple[str, str]:
         """The verdict on one pair (cause, place), or two: `right`, `half right` or `wrong`, and why."""
