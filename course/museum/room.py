@@ -3,7 +3,7 @@
 The problem: one reads of a bug, nods, and writes it half a year later. A check for it is harder: it must fire on the
 sick program, and be silent while the program is healthy, in further layouts and with further data.
 The idea: a room is a file of `course.exercises.ch15`, found by its name. It has a healthy `program`, and the sick one
-is its text with a line changed (`SICK`). A visitor's check gets the results of all ranks, `Seen`. It must fire on
+is its text with a line changed (`SICK`). A visitor's check gets the results of all ranks, `RunSeen`. It must fire on
 the sick program in each layout of the room, and be silent on healthy twins in three layouts, with three seeds.
 """
 
@@ -59,7 +59,7 @@ class SentCall(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Seen:
+class RunSeen:
     """The results of a run: all that a check may look at.
 
     `run["loss"]` is the result of rank 0 with this name; `run.ranks[2]["loss"]` is that of rank 2.
@@ -78,7 +78,7 @@ class Seen:
     ranks: Sequence[Data]
     sent: Sequence[Sequence[SentCall]] = ()
     hang: str = ""
-    alone: Seen | None = None
+    alone: RunSeen | None = None
 
     def __getitem__(self, name: str) -> Any:
         return self.ranks[0][name]
@@ -95,14 +95,14 @@ class Room:
         source: the thread, in Markdown, with its date.
         guesses: kind of cause → the fact that speaks for or against it; the first is right.
         cause: the fault and its repair, in Markdown.
-        fields: of a `Seen` in this room: name → meaning.
+        fields: of a `RunSeen` in this room: name → meaning.
         layouts: three, each axis → ranks; a visitor sees the first.
         programs: the healthy one, `(mesh, seed) -> results of this rank`, and the sick one; perhaps further sick ones,
             with the same kind of cause.
         exhibit: (sick run) → the numbers of the victims: rows of a table, the first its head, or a text.
         planned: whether the program's text has a function `planned(layout, seed) -> data of each rank at the start`.
             Then the sick program may hang, and a check needs no run of it.
-        fits: whether one process can run it too; if not, `Seen.alone` is None.
+        fits: whether one process can run it too; if not, `RunSeen.alone` is None.
     """
 
     id: str
@@ -114,7 +114,7 @@ class Room:
     fields: Mapping[str, str]
     layouts: Sequence[Mapping[str, int]]
     programs: Sequence[Edited]
-    exhibit: Callable[[Seen], str | Sequence[Sequence[object]]]
+    exhibit: Callable[[RunSeen], str | Sequence[Sequence[object]]]
     planned: bool = False
     fits: bool = True
 
@@ -124,7 +124,7 @@ class Room:
         healthy, sick = (one.text.splitlines() for one in self.programs[:2])
         return "\n".join(line.rstrip() for line in list(unified_diff(sick, healthy, n=MOST_LINES, lineterm=""))[3:])
 
-    def victims(self, seed: int = 0) -> Seen:
+    def victims(self, seed: int = 0) -> RunSeen:
         """The sick program in the first layout, for the exhibit: if it hangs, the run has the report."""
         layout, (known,) = self.layouts[0], self.runs([(1, self.layouts[0], seed)])
         if not self.planned:
@@ -135,7 +135,7 @@ class Room:
             return replace(known, hang=str(error))
         raise RuntimeError(f"{self.symptom}: the sick program does not hang")
 
-    def runs(self, jobs: Sequence[Job]) -> list[Seen]:
+    def runs(self, jobs: Sequence[Job]) -> list[RunSeen]:
         """A run for each job, each with its twin of one process. Ranks are started once for each number of ranks."""
         if self.fits:
             jobs = [*jobs, *((which, dict.fromkeys(layout, 1), seed) for which, layout, seed in jobs)]
@@ -148,7 +148,7 @@ class Room:
             of_ranks = _planned(asked) if self.planned else run(_on_rank, size, asked)
             known |= zip(here, zip(*of_ranks, strict=True), strict=True)
         made = [
-            Seen(layout, seed, *map(list, zip(*known[k], strict=True))) for k, (_, layout, seed) in enumerate(jobs)
+            RunSeen(layout, seed, *map(list, zip(*known[k], strict=True))) for k, (_, layout, seed) in enumerate(jobs)
         ]
         if not self.fits:
             return made
