@@ -120,7 +120,7 @@ def measure(notebook) -> Size:
                 size.problems += asked if heading in PRACTICE else 0
                 continue
             size.words += words(part.partition("\n### Papers")[0])
-            size.lines += sum(code_lines(block) for block in FENCE.findall(part))
+            size.lines += sum(code_lines(block) for block in FENCE.findall(HIDDEN.sub("", part)))
             size.guesses += len(GUESS.findall(part))
         elif kind(part) in ("idea", "listing"):
             size.lines += code_lines(part.source) if kind(part) == "idea" else 0
@@ -140,7 +140,7 @@ def words(text: str) -> int:
 
 def plain(text: str) -> str:
     """Markdown without its code blocks, folds and addresses; a formula and a piece of code are an x."""
-    return MARKUP.sub(" ", ONE_WORD.sub(" x ", HIDDEN.sub("", FENCE.sub("", text))))
+    return MARKUP.sub(" ", ONE_WORD.sub(" x ", FENCE.sub("", HIDDEN.sub("", text))))
 
 
 def code_lines(source: str) -> int:

@@ -89,6 +89,10 @@ BEFORE_ITS_PAGE = {
     ("Planner", "05"): "explained in chapter 1",
     ("Planner", "06"): "explained in chapter 1",
     ("Planner", "07"): "explained in chapter 1",
+    ("Flight recorder", "02"): "PyTorch's tool, with a link",
+    ("Straggler", "13"): "explained there",
+    ("Stream", "07"): "the residual stream of a block",
+    ("Stream", "10"): "CUDA's word, explained there",
     ("Stack", "00"): "a stack of blocks",
     ("Stack", "06"): "to stack two pairs of layers",
 }
