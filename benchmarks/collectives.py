@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.table import between_barriers, paired, ratio, show, three
+from book.trials import wire_audit
 from lib import collectives, comm, run
-from lib.lab import wire_audit
 
 SIZES = (64 * 2**10, 2**20, 8 * 2**20, 32 * 2**20)
 _theirs = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor

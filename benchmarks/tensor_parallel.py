@@ -17,10 +17,10 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from benchmarks.apart import apart, together
 from benchmarks.data_parallel import CONFIG, ROWS_PER_RANK
 from benchmarks.table import between_barriers, paired, ratio, show, three
+from book.trials import wire_audit
 from lib import data, run
 from lib.conjugate import all_gather_split, split_all_gather
 from lib.data_parallel.bucketed_gradients import Gradients
-from lib.lab import wire_audit
 from lib.mesh import Group, Mesh, MeshShape
 from lib.model import GPT, mean_loss
 from lib.parallel import facts_of

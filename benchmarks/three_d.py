@@ -29,8 +29,8 @@ from torch.distributed.tensor.parallel import (
 from benchmarks import data_parallel
 from benchmarks.apart import apart, together
 from benchmarks.table import between_barriers, paired, ratio, show, three
+from book.trials import wire_audit
 from lib import data, run, trace
-from lib.lab import wire_audit
 from lib.layout import Layout
 from lib.memory import MemoryTracker
 from lib.mesh import Group, Mesh, MeshShape

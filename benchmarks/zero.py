@@ -17,11 +17,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.data_parallel import BUCKET_MB, CONFIG, ROWS_PER_RANK
 from benchmarks.table import between_barriers, paired, quartiles, ratio, show, three
+from book.trials import exposed, wire_audit
 from book.trials.sleep import SleepLayer
 from lib import comm, cost, data, run
 from lib.data_parallel.fsdp import FSDP
 from lib.data_parallel.zero import ZeRO1, ZeRO2
-from lib.lab import wire_audit
 from lib.model import GPT, mean_loss
 
 ADAMW = partial(torch.optim.AdamW, lr=1e-3)
@@ -149,7 +149,7 @@ def hidden(rounds: int = 7) -> None:
         busy_s = UNITS * (2 * gather_s + reduce_s)
         for prefetch in (True, False):
             layers = [[each] * UNITS for each in (FORWARD_S, BACKWARD_S, gather_s, reduce_s)]
-            predicted_s = max(end_s for *_, end_s in cost.sharded_step(*layers, prefetch))
+            predicted_s = max(end_s for *_, end_s in exposed.sharded_step(*layers, prefetch))
             times_s = [max(step) for step in zip(*run(_asleep, n, prefetch, rounds), strict=True)]
             shares = quartiles([1 - (step_s - compute_s) / busy_s for step_s in times_s])
             rows.append(

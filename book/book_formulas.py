@@ -21,6 +21,8 @@ MODULES = {  # what a call may name
     "bubble": "lib.cost.bubble",
     "sizes": "lib.cost.sizes",
     "hardware": "lib.cost.hardware",
+    "saved": "book.trials.saved",
+    "exposed": "book.trials.exposed",
 }
 PREFIXES = {
     "B": [(1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (0, "")],
@@ -92,7 +94,7 @@ class Computed(Directive):
         env = self.state.document.settings.env
         call, of = " ".join(self.arguments[0].split()), self.options.get("of")
         module, name, result = compute(call)
-        for used in sorted((ROOT / "lib" / "cost").glob("*.py")):
+        for used in sorted(ROOT.glob("lib/cost/*.py")) + sorted(ROOT.glob("book/trials/*.py")):
             env.note_dependency(str(used))
         home = getattr(getattr(import_module(MODULES[module]), name, None), "__module__", MODULES[module])
         number = nodes.paragraph("", "", nodes.literal("", call), nodes.Text(" = "), classes=["number"])

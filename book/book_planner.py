@@ -13,12 +13,12 @@ from docutils import nodes
 from docutils.parsers.rst import Directive
 from live_page import ROOT, add_live_page, table
 
+from book.explain.configs import FOREIGN, OFF, USUAL_TOKENS
 from book.published import LATER, RUNS
+from book.published.rows import predict, read_rows, rows_json
 from lib.cost.models import NOT_MODELLED
 from lib.cost.sizes import PLANNED_RECOMPUTE, ModelShape
 from lib.planner import search, seconds
-from lib.planner.configs import FOREIGN, OFF, USUAL_TOKENS
-from lib.planner.rows import predict, read_rows, rows_json
 from lib.planner.training import GPUS, PRESET_MODELS, STACKS, Cluster, Training, stack_for
 
 SCRIPTS = "planner.js", "model_config.js", "will_it_fit.js"
@@ -104,11 +104,11 @@ class Trust(Directive):
     """`{planner_trust}`."""
 
     def run(self) -> list[nodes.Node]:
-        for path in (RUNS, LATER, *ROOT.glob("lib/planner/*.py")):
+        for path in (RUNS, LATER, *ROOT.glob("lib/planner/*.py"), *ROOT.glob("book/published/*.py")):
             self.state.document.settings.env.note_dependency(str(path))
         return [nodes.raw("", trust(), format="html")]
 
 
 def setup(app):
     app.add_directive("planner_trust", Trust)
-    return add_live_page(app, "planner", html, ("lib/planner/*", "lib/cost/*.py"), SCRIPTS)
+    return add_live_page(app, "planner", html, ("lib/planner/*.py", "lib/cost/*.py", "book/explain/*"), SCRIPTS)

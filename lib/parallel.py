@@ -92,7 +92,8 @@ def facts_of(
             serial, both = shared.get(name, (name, None))
             sums = both or (over_slices if id(p) in slices else over)
             copies = len(set((both or over).ranks) & set(counted))
-            found[id(p)] = Fact(serial, p, sums, placements[name], tp, copies, (number,), both is not None)
+            uses = {"copies": copies, "stages": (number,), "crosses": both is not None}
+            found[id(p)] = Fact(serial, p, sums, placement=placements[name], cut_over=tp, **uses)
     crossing = iter(sorted((fact for fact in found.values() if fact.crosses), key=attrgetter("name")))
     facts = [next(crossing) if fact.crosses else fact for fact in found.values()]  # in the same order on all ranks
     check_trains(facts, _group(mesh, pipeline), all(hasattr(piece, "used_by") for piece in pieces.values()))

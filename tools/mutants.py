@@ -24,19 +24,11 @@ from typing import NamedTuple
 
 import pytest
 
+from course.release import LIBRARY
+
 ROOT = Path(__file__).resolve().parents[1]
 TABLE = ROOT / "tests" / "mutants.txt"
-COPIED = (
-    "lib",
-    "course",
-    "book/__init__.py",
-    "book/figures",
-    "book/published",
-    "book/trials",
-    "benchmarks",
-    "tests",
-    "tools",
-)
+COPIED = (*LIBRARY, "benchmarks", "tests", "tools")
 LIMIT_S = float(os.environ.get("LIMIT_S", 60))  # more on a machine that is busy
 HEAD = re.compile(r"(\S+) in (lib/\S+\.py): (.+)")
 

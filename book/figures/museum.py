@@ -11,7 +11,7 @@ from html import escape
 from pathlib import Path
 
 import course.exercises
-from course.museum.room import FIRES, SILENT, Room, Run
+from course.museum.room import FIRES, SILENT, Room, RunSeen
 
 NOT_HERE, UNWRITTEN = "–", "not written yet"
 
@@ -59,7 +59,7 @@ def exhibit(id: str) -> Exhibit:
     return Exhibit(room.exhibit(room.victims()))
 
 
-def elsewhere(*checks: Callable[[Run], object]) -> Exhibit:
+def elsewhere(*checks: Callable[[RunSeen], object]) -> Exhibit:
     """What checks say of the sick run in each room. A dash: the run has not the numbers that the check looks at."""
     names = [getattr(check, "__name__", f"{check}").replace("_", " ") for check in checks]
     rows = [[_short(room), *(_said(check, run) for check in checks)] for room, run in _sick()]
@@ -67,7 +67,7 @@ def elsewhere(*checks: Callable[[Run], object]) -> Exhibit:
 
 
 @cache
-def _sick() -> list[tuple[Room, Run]]:
+def _sick() -> list[tuple[Room, RunSeen]]:
     return [(room, *room.runs([(1, room.layouts[0], 0)])) for room in rooms().values()]
 
 
@@ -75,7 +75,7 @@ def _short(room: Room) -> str:
     return textwrap.shorten(f"{room.id} {room.symptom}", 48, placeholder=" …")
 
 
-def _said(check: Callable[[Run], object], run: Run) -> str:
+def _said(check: Callable[[RunSeen], object], run: RunSeen) -> str:
     try:
         return FIRES if check(run) else SILENT
     except NotImplementedError:

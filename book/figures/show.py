@@ -40,5 +40,5 @@ def _first_sentences(source: str) -> str:
 
 
 def show(thing: object) -> Source:
-    """The source of a function, method or class of `lib`: `show(NaiveDDP.finish)`."""
+    """The source of a function, method or class of `lib`: `show(BucketedDDP.finish)`."""
     return Source(thing)

@@ -1,5 +1,6 @@
 """What others have measured and published, with sources: `runs.json`, steps of whole runs; `layouts_a100.json`, tables;
 `later.json`, steps that came after the constants were chosen. And what we measured on one card: `h100.json`.
+`python -m book.published` predicts the steps, and prints the errors.
 
 May import `lib.planner` and `lib.cost`, whose predictions are compared with it.
 Must never be known by a planner: it would predict what it was given.

@@ -1,6 +1,7 @@
 """Steps of published runs: what calibrates the planner, and what it has to beat.
 
-The errors of its predictions say little alone (`lib.planner.rows` has them): a rule without any formula may be as good.
+The errors of its predictions say little alone (`book.published.rows` has them): a rule without any formula may be as
+good.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from lib.planner import Layout4D, Training, step_s
-from lib.planner.rows import training_of
+from lib.planner.training import training_of
 
 
 def calibrated(row: Mapping) -> float:

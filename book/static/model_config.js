@@ -1,4 +1,4 @@
-// What lib/planner/configs.py says of a Hugging Face config.json, and lib/cost/models.py of a name, without Python.
+// What book/explain/configs.py says of a Hugging Face config.json, and lib/cost/models.py of a name, without Python.
 //
 // The tables are Python's, as JSON in the page, and so are the words; a test compares both. A config comes as text;
 // what goes into a link is the same config without the keys that change nothing.

@@ -121,7 +121,7 @@ def _fingerprint(assignment: Assignment, cases: str | None) -> str:
     of = ("id", "points", "varied", "by_hand", "due", "late", "dealt")
     settings = repr([getattr(assignment, x) for x in of]).encode()
     judges = sorted(
-        p for room in ("check", "exercises") for p in Path(course.__file__).parent.glob(f"{room}/**/*.py")
+        p for room in ("check", "exercises", "practise") for p in Path(course.__file__).parent.glob(f"{room}/**/*.py")
     )
     files = b"".join(Path(path).read_bytes() for path in (*judges, cases) if path)
     return hashlib.sha256(settings + files).hexdigest()

@@ -93,8 +93,9 @@ def _other_rows(assignment: Assignment, notebooks: list[Notebook]) -> list[str]:
 # word for word. Each pattern must be fast: a line may have millions of letters.
 _SUSPICIOUS = {
     "course": r"(?m)^(?!from course\.check import check(?:, hint)?(?:, progress)?$"
-    r"|from course\.check\.bill import bill$|from course\.check\.refusals import broken_layouts$)"
-    r"[^\n]*\bcourse\s*\.\s*(?:check|exercises|grade|release)\b"
+    r"|from course\.check\.bill import bill$|from course\.check\.refusals import broken_layouts$"
+    r"|from course\.practise import sick_run$)"
+    r"[^\n]*\bcourse\s*\.\s*(?:check|exercises|practise|grade|release)\b"
     r"|from\s+course\s+import|\bimport\s[^\n]{0,80}\bcourse\s*(?:[,;#]|as\b|$)"
     r"|\bcourse\s*/\s*\w|[\"']check[\"']|[\"']course[\"'](?!, \"book\"\):$)|getattr\(\s*course\b",
     "lib.runtime": r"\blib\s*[./]\s*runtime\b|from\s+lib\s+import(?:\\\n|[^\n]){0,80}\bruntime\b"

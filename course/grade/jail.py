@@ -34,6 +34,7 @@ from pathlib import Path
 import cloudpickle
 
 import course.exercises
+import course.practise
 from course.check.exercise import Data, Exercise
 from course.check.judge import FAIL, NoAnswer, in_ranks
 from course.grade import refused, sight
@@ -58,6 +59,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 # What is sent of an exercise is its body, and no module, in which ranks would have its right programs. Its globals are
 # copies; so it names a list of the library, such as listeners, by the module.
 cloudpickle.register_pickle_by_value(course.exercises)
+cloudpickle.register_pickle_by_value(course.practise)
 _CACHED = type(functools.cache(len))
 copyreg.pickle(
     _CACHED, lambda f: (functools.cache, (f.__wrapped__,)) if "exercises" in f.__module__ else f.__qualname__

@@ -60,7 +60,7 @@ def own_disk(open_to_all: Iterable[str], folder: str, uid: int, most_bytes: int)
     book = Path(lib.__file__).resolve().parents[1]
     kept = {above for path in needed() for above in (path, *path.parents)}
     beside = [] if book in needed() or {*book.parents} & {*needed()} else [p for p in book.iterdir() if p.is_dir()]
-    answers = (book / "course" / name for name in ("exercises", "assignments", "release"))
+    answers = (book / "course" / name for name in ("exercises", "practise", "assignments", "release"))
     for closed in (*(p for p in beside if p not in kept), *(p for p in answers if p.is_dir())):
         if not closed.is_symlink():
             _cover(closed, "mode=755,size=1m")

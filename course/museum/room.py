@@ -3,8 +3,8 @@
 The problem: one reads of a bug, nods, and writes it half a year later. A check for it is harder: it must fire on the
 sick program, and be silent while the program is healthy, in further layouts and with further data.
 The idea: a room is a file of `course.exercises.ch15`, found by its name. It has a healthy `program`, and the sick one
-is its text with a line changed (`SICK`). A visitor's check gets a `Run`, the results of all ranks. It must fire on the
-sick program in each layout of the room, and be silent on healthy twins in three layouts, with three seeds.
+is its text with a line changed (`SICK`). A visitor's check gets the results of all ranks, `RunSeen`. It must fire on
+the sick program in each layout of the room, and be silent on healthy twins in three layouts, with three seeds.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ lambda run: run.layout != LAYOUTS[0] and {check}(run)
 """
 
 
-class Sent(NamedTuple):
+class SentCall(NamedTuple):
     """A call of a rank: `all_reduce` along `dp`, and the bytes that it sends with an ideal ring."""
 
     kind: str
@@ -59,7 +59,7 @@ class Sent(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Run:
+class RunSeen:
     """The results of a run: all that a check may look at.
 
     `run["loss"]` is the result of rank 0 with this name; `run.ranks[2]["loss"]` is that of rank 2.
@@ -76,9 +76,9 @@ class Run:
     layout: Mapping[str, int]
     seed: int
     ranks: Sequence[Data]
-    sent: Sequence[Sequence[Sent]] = ()
+    sent: Sequence[Sequence[SentCall]] = ()
     hang: str = ""
-    alone: Run | None = None
+    alone: RunSeen | None = None
 
     def __getitem__(self, name: str) -> Any:
         return self.ranks[0][name]
@@ -95,14 +95,14 @@ class Room:
         source: the thread, in Markdown, with its date.
         guesses: kind of cause → the fact that speaks for or against it; the first is right.
         cause: the fault and its repair, in Markdown.
-        fields: of a `Run` in this room: name → meaning.
+        fields: of a `RunSeen` in this room: name → meaning.
         layouts: three, each axis → ranks; a visitor sees the first.
         programs: the healthy one, `(mesh, seed) -> results of this rank`, and the sick one; perhaps further sick ones,
             with the same kind of cause.
         exhibit: (sick run) → the numbers of the victims: rows of a table, the first its head, or a text.
         planned: whether the program's text has a function `planned(layout, seed) -> data of each rank at the start`.
             Then the sick program may hang, and a check needs no run of it.
-        fits: whether one process can run it too; if not, `Run.alone` is None.
+        fits: whether one process can run it too; if not, `RunSeen.alone` is None.
     """
 
     id: str
@@ -114,7 +114,7 @@ class Room:
     fields: Mapping[str, str]
     layouts: Sequence[Mapping[str, int]]
     programs: Sequence[Edited]
-    exhibit: Callable[[Run], str | Sequence[Sequence[object]]]
+    exhibit: Callable[[RunSeen], str | Sequence[Sequence[object]]]
     planned: bool = False
     fits: bool = True
 
@@ -124,7 +124,7 @@ class Room:
         healthy, sick = (one.text.splitlines() for one in self.programs[:2])
         return "\n".join(line.rstrip() for line in list(unified_diff(sick, healthy, n=MOST_LINES, lineterm=""))[3:])
 
-    def victims(self, seed: int = 0) -> Run:
+    def victims(self, seed: int = 0) -> RunSeen:
         """The sick program in the first layout, for the exhibit: if it hangs, the run has the report."""
         layout, (known,) = self.layouts[0], self.runs([(1, self.layouts[0], seed)])
         if not self.planned:
@@ -135,20 +135,20 @@ class Room:
             return replace(known, hang=str(error))
         raise RuntimeError(f"{self.symptom}: the sick program does not hang")
 
-    def runs(self, jobs: Sequence[Job]) -> list[Run]:
+    def runs(self, jobs: Sequence[Job]) -> list[RunSeen]:
         """A run for each job, each with its twin of one process. Ranks are started once for each number of ranks."""
         if self.fits:
             jobs = [*jobs, *((which, dict.fromkeys(layout, 1), seed) for which, layout, seed in jobs)]
         sizes = [_size(layout) for _, layout, _ in jobs]
         programs = [(self.programs[which], layout, seed) for which, layout, seed in jobs]
-        known: dict[int, list[tuple[Data, list[Sent]]]] = {}
+        known: dict[int, list[tuple[Data, list[SentCall]]]] = {}
         for size in sorted({*sizes}):
             here = [k for k, one in enumerate(sizes) if one == size]
             asked = [programs[k] for k in here]
             of_ranks = _planned(asked) if self.planned else run(_on_rank, size, asked)
             known |= zip(here, zip(*of_ranks, strict=True), strict=True)
         made = [
-            Run(layout, seed, *map(list, zip(*known[k], strict=True))) for k, (_, layout, seed) in enumerate(jobs)
+            RunSeen(layout, seed, *map(list, zip(*known[k], strict=True))) for k, (_, layout, seed) in enumerate(jobs)
         ]
         if not self.fits:
             return made
@@ -202,19 +202,19 @@ def _body(check: Callable, group: Group, given: Data) -> Data:
 
 def _on_rank(
     world: Group, programs: Sequence[tuple[Edited, Mapping[str, int], int]]
-) -> list[tuple[Data, list[Sent]]]:
+) -> list[tuple[Data, list[SentCall]]]:
     """The results of this rank after each program, and its calls."""
     found = []
     for program, layout, seed in programs:
         mesh = Mesh(MeshShape(**layout), world)
         with trace.record(world.rank) as seen:
             known = program.load()(mesh, seed)
-        sent = [Sent(event.kind, event.axis, event.wire_bytes) for event in seen.events]
+        sent = [SentCall(event.kind, event.axis, event.wire_bytes) for event in seen.events]
         found.append((plain(known), sent))
     return found
 
 
-def _planned(programs: Sequence[tuple[Edited, Mapping[str, int], int]]) -> list[list[tuple[Data, list[Sent]]]]:
+def _planned(programs: Sequence[tuple[Edited, Mapping[str, int], int]]) -> list[list[tuple[Data, list[SentCall]]]]:
     """The same for the data of each rank before its start."""
     plans = [replace(one, expression="planned").load()(layout, seed) for one, layout, seed in programs]
     return [[(known, []) for known in of_rank] for of_rank in zip(*plans, strict=True)]

@@ -4,9 +4,9 @@ May import nothing else. It is pure Python, so that a planner or a web page neve
 Must never know an implementation: the predictions of this room must agree with measurements made elsewhere.
 """
 
-from lib.cost.comm import block_wire_bytes, comm_s, overlap, sharded_step, wire_bytes, zero_wire_bytes
-from lib.cost.held import activation_bytes, block_saved_bytes, gpt_saved_bytes, state_bytes
+from lib.cost.comm import block_wire_bytes, comm_s, wire_bytes, zero_wire_bytes
+from lib.cost.held import activation_bytes, state_bytes
 from lib.cost.sizes import forward_flops, train_flops, train_s
 
-__all__ = ["activation_bytes", "block_saved_bytes", "block_wire_bytes", "comm_s", "forward_flops", "gpt_saved_bytes"]
-__all__ += ["overlap", "sharded_step", "state_bytes", "train_flops", "train_s", "wire_bytes", "zero_wire_bytes"]
+__all__ = ["activation_bytes", "block_wire_bytes", "comm_s", "forward_flops", "state_bytes", "train_flops", "train_s"]
+__all__ += ["wire_bytes", "zero_wire_bytes"]

@@ -1,8 +1,8 @@
 """Data parallelism: the same model on every rank, different rows of the batch, one averaged gradient.
 
 Every rank starts with the weights of rank 0, computes the gradient of its own rows, and steps with the mean over all
-ranks: replicas stay equal, and take one step on all rows. `NaiveDDP` sends each gradient after backward, `BucketedDDP`
-sends buckets inside backward (`bucketed_gradients.py`). Both are used the same way:
+ranks: replicas stay equal, and take one step on all rows. `BucketedDDP` sends buckets of gradients inside backward
+(`bucketed_gradients.py`); `NaiveDDP` of `book/trials/unbucketed.py` sends each gradient after backward:
 
     model = BucketedDDP(GPT(config), group)   # all ranks now hold the weights of rank 0
     loss_of(model(inputs)).backward()         # communication starts in here
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from lib import comm
 from lib.cost.sizes import BUCKET_BYTES
 from lib.data_parallel.bucketed_gradients import Gradients
-from lib.data_parallel.gradient_sums import GradientSums, NaiveGradients
+from lib.data_parallel.gradient_sums import GradientSums
 from lib.facts import Fact, check_trains
 from lib.mesh import Group
 
@@ -98,8 +98,10 @@ class DataParallel(nn.Module):
         super().zero_grad(set_to_none)
 
 
-class NaiveDDP(DataParallel):
-    """One all-reduce per parameter, all of them after backward: `NaiveGradients`.
+class BucketedDDP(DataParallel):
+    """One all-reduce per bucket, started inside backward: `Gradients`.
+
+    Together 2(n−1)/n · Ψ elements per rank, in about Ψ/bucket messages instead of one per tensor.
 
     Args:
         module: the module on this rank; its parameters and buffers are overwritten by those of rank 0 of the group.
@@ -107,25 +109,10 @@ class NaiveDDP(DataParallel):
         op: `"mean"` if the loss of each rank is a mean over its own rows, equally many on each rank; `"sum"` if it is
             already divided by the global count (`global_mean`). Start each step with `zero_grad()`: gradients in
             `p.grad` from before are summed too.
+        bucket_bytes: about how much a bucket holds, see `fill_buckets`.
 
     Raises:
         ValueError: unknown op, nothing to train, or a parameter that a different wrapper already averages.
-    """
-
-    def __init__(self, module: nn.Module, group: Group, op: str = "mean") -> None:
-        gradients = NaiveGradients(replicas(module, group), op)
-        broadcast_weights(module, group)
-        super().__init__(module, group, gradients)
-
-
-class BucketedDDP(DataParallel):
-    """One all-reduce per bucket, started inside backward: `Gradients`.
-
-    Together 2(n−1)/n · Ψ elements per rank, as in `NaiveDDP`, in about Ψ/bucket messages instead of one per tensor.
-
-    Args:
-        module, group, op: as for `NaiveDDP`.
-        bucket_bytes: about how much a bucket holds, see `fill_buckets`.
     """
 
     def __init__(self, module: nn.Module, group: Group, op: str = "mean", bucket_bytes: int = BUCKET_BYTES) -> None:

@@ -1,11 +1,11 @@
-"""Gradients that are summed over ranks: the state of a step, the checks against wrong use, and the naive sum.
+"""Gradients that are summed over ranks: the state of a step, and the checks against wrong use.
 
-`NaiveGradients` computes g = (1/n) Σ gᵢ in one line of code after backward; `bucketed_gradients.py` has the fast form.
+How they are summed is in `bucketed_gradients.py`, and in its simplest form in `book/trials/unbucketed.py`.
 """
 
 import gc
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from enum import Enum
 from typing import NoReturn
@@ -13,7 +13,6 @@ from typing import NoReturn
 import torch
 from torch import Tensor, nn
 
-from lib import comm
 from lib.clip import clip
 from lib.facts import Fact
 from lib.mesh import Group
@@ -30,11 +29,11 @@ class State(Enum):
 
 
 class GradientSums:
-    """Base of the naive and the bucketed form: the parameters, and the state of a step.
+    """Base of all ways to sum: the parameters, and the state of a step.
 
     Args:
         facts: facts of the parameters on this rank; those that need no gradient are ignored.
-        op: `"sum"` or `"mean"`, as for `NaiveDDP`.
+        op: `"sum"` or `"mean"`, as for `BucketedDDP`.
 
     Attributes:
         begun: whether the step's last backward has begun, so that finish() must come next.
@@ -167,42 +166,6 @@ class GradientSums:
 
     def _end_backward(self) -> None:
         self._backward_ended = True
-
-
-class NaiveGradients(GradientSums):
-    """One all-reduce per parameter, all of them after backward.
-
-    forward, backward: no communication. finish: one all-reduce per tensor, together 2(n−1)/n · Ψ elements per rank.
-    """
-
-    def __init__(self, facts: Iterable[Fact], op: str = "sum") -> None:
-        super().__init__(facts, op)
-        self.begun = False  # p.grad is this rank's own gradient, not yet summed
-        for p in self.trained:
-            p.register_post_accumulate_grad_hook(self._note)
-
-    def _note(self, p: nn.Parameter) -> None:
-        self.gradient_came(p)
-        self.begun = self.begun or self.syncs
-
-    def give_up(self) -> None:
-        super().give_up()
-        self.begun = False
-
-    @torch.no_grad()
-    def finish(self) -> None:
-        if not (self.arrived and any_gradient(self.trained)):
-            self.sum_with(lambda p: comm.all_reduce(p.grad, self.facts[id(p)].sum_over, self.op))
-
-    def sum_with(self, total: Callable[[nn.Parameter], Tensor | None]) -> None:
-        """Replace each p.grad by its sum over the ranks."""
-        for p in self.trained:
-            if p.requires_grad:  # not frozen since
-                if p.grad is None:
-                    p.grad = torch.zeros_like(p)  # unused on this rank, perhaps used on others
-                with comm.label("gradient"):
-                    p.grad = total(p)
-        self.begun, self.state = False, State.SUMMED
 
 
 def any_gradient(params: Iterable[nn.Parameter]) -> bool:

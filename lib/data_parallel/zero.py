@@ -12,8 +12,8 @@ the gradients, and steps its shard. The all-gather then sends parameters instead
     model.finish()                            # now this rank holds its shard of the averaged gradient
     model.step()                              # the optimizer step on the shard, then the all-gather
 
-`NaiveZeRO1` comes first: it distributes full parameters. `ZeRO1` and `ZeRO2` combine `Gradients` over flats (`flat.py`)
-with a `ShardedOptimizer`.
+`ZeRO1` and `ZeRO2` combine `Gradients` over flats (`flat.py`) with a `ShardedOptimizer`; `NaiveZeRO1` of
+`book/trials/unbucketed.py` distributes full parameters.
 
 Source: Rajbhandari et al., ZeRO, SC 2020, arXiv 1910.02054, sections 5.1, 5.2 and 7.
 """
@@ -25,71 +25,15 @@ from typing import NoReturn
 import torch
 from torch import Tensor, nn
 
-from lib import comm
 from lib.cost.sizes import BUCKET_BYTES
 from lib.data_parallel.bucketed_gradients import Gradients
 from lib.data_parallel.ddp import DataParallel, broadcast_weights, replicas
 from lib.data_parallel.flat import CONVERTED, Flat, MakeOptimizer, cast_frozen
-from lib.data_parallel.gradient_sums import NaiveGradients
 from lib.data_parallel.optimizer import ShardedOptimizer, check_elementwise
 from lib.data_parallel.state_dicts import StateDicts
 from lib.facts import Fact
 from lib.mesh import Group
 from lib.placement import check_apart
-
-
-class NaiveZeRO1(DataParallel):
-    """ZeRO-1 with full parameters: only the owner of a parameter keeps its optimizer state and steps it.
-
-    finish: each gradient is reduced to its owner. step: the owner steps, and broadcasts the parameter. Together
-    2(n−1)/n · Ψ elements, the mean over the ranks: who owns a large parameter keeps and sends more than the others.
-
-    Args:
-        optimizer: called with pairs of name and parameter, for the parameters of this rank.
-    """
-
-    def __init__(self, module: nn.Module, group: Group, optimizer: MakeOptimizer, op: str = "mean") -> None:
-        check_apart(module)
-        gradients = NaiveGradients(replicas(module, group), op)
-        broadcast_weights(module, group)
-        super().__init__(module, group, gradients, counts_over=group)
-        self.owners = share_out([p.numel() for p in self.trained], group.size)
-        pieces = []  # a different rank's are empty: so parameter groups are the same on all ranks, and none is empty
-        for fact, owner in zip(gradients.facts.values(), self.owners, strict=True):
-            p = fact.parameter
-            pieces.append((fact.name, p if owner == group.rank else nn.Parameter(p.new_empty((0,) * p.dim()))))
-        self.optimizer = optimizer(pieces)
-
-    @torch.no_grad()
-    def finish(self) -> None:
-        """Return when the owner of each parameter has its averaged gradient; p.grad is None on the others."""
-        sums, owner_of = self.gradients, dict(zip(self.trained, self.owners, strict=True))
-        sums.check_all_known(self.module)
-        if not sums.arrived:
-            sums.sum_with(lambda p: comm.reduce(p.grad, self.group, owner_of[p], sums.op))
-
-    @torch.no_grad()
-    def step(self) -> None:
-        """Step the parameters of this rank, then broadcast them.
-
-        Raises:
-            RuntimeError: there is no new gradient.
-        """
-        self.gradients.use()
-        self.optimizer.step()
-        for p, owner in zip(self.trained, self.owners, strict=True):
-            p.grad = None
-            with comm.label("parameter"):
-                p.copy_(comm.broadcast(p, self.group, owner))
-
-
-def share_out(sizes: Sequence[int], n: int) -> list[int]:
-    """Owner of each size: the largest first, to the smallest total."""
-    owners, held = [0] * len(sizes), [0] * n
-    for i in sorted(range(len(sizes)), key=lambda i: -sizes[i]):
-        owners[i] = held.index(min(held))
-        held[owners[i]] += sizes[i]
-    return owners
 
 
 class Sharded(DataParallel, StateDicts, ShardedOptimizer):

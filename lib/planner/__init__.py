@@ -11,7 +11,7 @@ May import `lib.cost`, `lib.layout`, `lib.pipeline.balance`, `lib.pipeline.sched
 `lib.pipeline.simulate`, `lib.pipeline.lower`, `lib.pipeline.gantt`, and of `lib.model` the type of its sizes. It is
 pure Python: a plan for 1024 ranks needs none of them, nor torch.
 Must never know an implementation: a plan is compared with a measured run (`tests/lib/test_plan.py`), the formulas with
-published runs (`lib.planner.rows`), with plans, and with a run on this machine.
+published runs (`book.published`), with plans, and with a run on this machine.
 """
 
 from lib.planner.peak import step_memory

@@ -1,8 +1,7 @@
 """Layouts for a model on a cluster: `python -m lib.planner --model llama3-70b --gpus 64 --gpu h100`.
 
 Without a layout it searches for the fastest; with `--tp`, `--pp` and so on it reports on that one, and compares it with
-the fastest. With `--rows FILE.json` it predicts published runs instead, and prints the errors. `explain
-FILE` or `explain FLAGS` reports on what a command of Megatron-LM, torchtitan, Accelerate or DeepSpeed asks for.
+the fastest. `python -m book.explain` takes the same options, beside a configuration of another program.
 """
 
 from __future__ import annotations
@@ -10,18 +9,15 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, fields, replace
 
 from lib.cost.hardware import BYTES, FLOPS, SPEEDS, TOKENS, Device, amount
 from lib.cost.models import NOT_MODELLED, known
 from lib.cost.sizes import BIASES, LLAMA, PLANNED_RECOMPUTE, ZERO_STAGES, ModelShape
 from lib.planner import Choices, Cluster, Layout4D, Planned, Training, best_layouts, memory_bytes, step_s
-from lib.planner.configs import Asked, completed, flags_text, read_config, read_foreign
 from lib.planner.refusals import refusal
 from lib.planner.report import others_text, report_of_layout, wrapped
-from lib.planner.rows import predict, read_rows, rows_json, rows_text
 from lib.planner.search import ALL_OPEN
 from lib.planner.training import GPUS, PRESET_MODELS, STACKS, stack_for
 
@@ -41,32 +37,22 @@ MORE = {"cp", "recompute", "schedule", "replicas", "every", "loss_chunks"}  # ch
 
 
 def main(argv: list[str] | None = None) -> None:
-    about = "Which layout for a model and a cluster. `explain FILE` or `explain FLAGS`: that of another framework."
-    parser = argparse.ArgumentParser(prog="python -m lib.planner", description=about, allow_abbrev=False)
-    parser.error = lambda message: parser.exit(2, f"{parser.prog}: {message}\n")
-    _add_options(parser)
-    parser.set_defaults(notes=[])
-    argv, foreign = sys.argv[1:] if argv is None else argv, None
+    about = "Which layout for a model and a cluster. For a config.json, or another framework: python -m book.explain."
+    parser = planner_options("python -m lib.planner", about)
+    args = parser.parse_args(argv)
     try:
-        if argv[:1] == ["explain"]:
-            foreign = read_foreign(parser.parse_known_args(argv[1:])[1])
-            parser.set_defaults(**foreign.found)
-        args = parser.parse_known_args(argv[1:])[0] if foreign else parser.parse_args(argv)
-        if args.runs:
-            predictions = [predict(row) for row in read_rows(args.runs)]
-            said = rows_json(predictions) if args.json else rows_text(predictions)
-        else:
-            said = _answer(args, foreign)
-    except (ValueError, OSError) as error:
+        print(printed(args, *compared(args)))
+    except ValueError as error:
         parser.error(str(error))
-    print(said if isinstance(said, str) else json.dumps(said, indent=1))
 
 
-def _add_options(parser: argparse.ArgumentParser) -> None:
+def planner_options(prog: str, about: str) -> argparse.ArgumentParser:
+    """The options of a model, a cluster, a layout and a search; an option that is not given is None."""
+    parser = argparse.ArgumentParser(prog=prog, description=about, allow_abbrev=False)
+    parser.error = lambda message: parser.exit(2, f"{parser.prog}: {message}\n")
     count, on = {"type": _count, "metavar": "N"}, {"action": "store_true"}
     model = parser.add_argument_group("model")
-    model.add_argument("--model", metavar="NAME", help=f"one of {', '.join(PRESET_MODELS)}")
-    model.add_argument("--config", metavar="FILE", help="or a config.json of Hugging Face; or give its numbers:")
+    model.add_argument("--model", metavar="NAME", help=f"one of {', '.join(PRESET_MODELS)}; or give its numbers:")
     for option, field in ALL_SIZES.items():
         model.add_argument(f"--{option}", dest=field, **count)
     model.add_argument("--gated", action="store_const", const=True, help="a block as in Llama; what differs:")
@@ -94,48 +80,50 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     search.add_argument("--best", **count, default=3, help="number of layouts to print")
     search.add_argument("--tokens", **_amount(TOKENS, "15.6T", "of the training, for its days and hours"))
     search.add_argument("--price", type=float, help="of a GPU for an hour, for the money")
-    search.add_argument("--rows", dest="runs", metavar="FILE.json", help="predict the published runs of a file")
     search.add_argument("--json", **on, help="plain data instead of text")
     for name in NOT_MODELLED:
         parser.add_argument(f"--{name.split()[-1].lower()}", dest=name, nargs="?", const=True, help=argparse.SUPPRESS)
+    return parser
 
 
-def _answer(args: argparse.Namespace, foreign: Asked | None) -> str | dict:
-    """The report of the layout that is asked for, or of the fastest; and the fastest layouts of a search.
-
-    A foreign command is explained flag by flag instead of compared; our own options overrule it.
-    """
-    asked, left_out = _given(args, Layout4D._fields), _given(args, NOT_MODELLED)
-    if left_out and not foreign:
+def compared(args: argparse.Namespace) -> tuple[Training, list[Planned], str]:
+    """The training; the layout that is asked for, if one is, and the fastest of a search; how they differ, in words."""
+    asked = options_given(args, Layout4D._fields)
+    if left_out := options_given(args, NOT_MODELLED):
         raise ValueError(f"{next(iter(left_out))} is not modelled")
-    if foreign:
-        training, asked = completed(foreign, asked, _training(args, foreign.found | asked), args.batch)
-        mine, found, others = _mine(training, asked), [], ""
-        flags = flags_text(foreign, training, mine)
-        args.notes += [*foreign.notes, *(f"not modelled: {name}" for name in left_out)]
-    else:
-        training = _training(args, asked)
-        mine, flags = _mine(training, asked) if asked else None, ""
-        usual = Choices(context_parallel=args.context_parallel, zero_bubble=args.zero_bubble)
-        wide = args.all_choices or asked.keys() & MORE  # who asks for more than ranks is compared with all
-        try:
-            found, nothing = best_layouts(training, ALL_OPEN if wide else usual, args.best), ""
-        except ValueError as error:
-            if not mine:
-                raise
-            found, nothing = [], str(error)
-        others = others_text(found, mine, nothing)
-    layouts = [mine or found[0], *found]
+    training = training_asked(args, asked)
+    mine = layout_asked(training, asked) if asked else None
+    usual = Choices(context_parallel=args.context_parallel, zero_bubble=args.zero_bubble)
+    wide = args.all_choices or asked.keys() & MORE  # who asks for more than ranks is compared with all
+    try:
+        found, nothing = best_layouts(training, ALL_OPEN if wide else usual, args.best), ""
+    except ValueError as error:
+        if not mine:
+            raise
+        found, nothing = [], str(error)
+    return training, [mine or found[0], *found], others_text(found, mine, nothing)
+
+
+def printed(
+    args: argparse.Namespace,
+    training: Training,
+    layouts: list[Planned],
+    behind: str = "",
+    before: str = "",
+    notes: Sequence[str] = (),
+    **beside: object,
+) -> str:
+    """The report of the first layout, between texts and notes; with `--json` of all, `beside` further plain data."""
     reports = [report_of_layout(training, one.layout, args.tokens or 0, args.price or 0) for one in layouts]
     if args.json:
         each = zip(layouts, reports, strict=True)
         plain, *more = [{"layout": one.layout._asdict()} | asdict(report) for one, report in each]
-        beside = {"by": foreign.by} if foreign else {"layouts": more}
-        return asdict(training) | {"report": plain, "notes": args.notes} | beside
-    return "\n\n".join(filter(None, [flags, wrapped(args.notes), str(reports[0]), others]))
+        return json.dumps(asdict(training) | {"report": plain, "layouts": more, "notes": notes} | beside, indent=1)
+    return "\n\n".join(filter(None, [before, wrapped(notes), str(reports[0]), behind]))
 
 
-def _training(args: argparse.Namespace, asked: dict) -> Training:
+def training_asked(args: argparse.Namespace, asked: dict) -> Training:
+    """The training of these options; the number of GPUs may follow from the layout."""
     gpus = args.gpus or math.prod(asked.get(axis, 1) for axis in ("tp", "cp", "pp", "dp")) * ("dp" in asked)
     if not gpus:
         raise ValueError("give --gpus, the number of all GPUs")
@@ -146,7 +134,7 @@ def _training(args: argparse.Namespace, asked: dict) -> Training:
     return Training(model, Cluster(device, gpus, args.per_node), stack_for(args.stack, name), batch)
 
 
-def _mine(training: Training, asked: dict) -> Planned:
+def layout_asked(training: Training, asked: dict) -> Planned:
     """The layout that is asked for: ranks that are left out follow."""
     tp, cp, pp = (asked.get(axis, 1) for axis in ("tp", "cp", "pp"))
     dp = asked.get("dp", max(1, training.cluster.gpus // (tp * cp * pp)))
@@ -159,7 +147,7 @@ def _mine(training: Training, asked: dict) -> Planned:
 
 def _device(args: argparse.Namespace) -> tuple[str, Device]:
     """A preset, perhaps with other figures, or a GPU of its own figures."""
-    given = _given(args, [field.name for field in fields(Device)])
+    given = options_given(args, [field.name for field in fields(Device)])
     if args.per_node_Bps:
         if "network_Bps" in given:
             raise ValueError("--network is per GPU and --network-per-node of a whole node: give one of them")
@@ -174,14 +162,14 @@ def _device(args: argparse.Namespace) -> tuple[str, Device]:
 
 def _model(args: argparse.Namespace) -> ModelShape:
     """A preset, perhaps with changed sizes, or a model of given sizes."""
-    given = _given(args, [field.name for field in fields(ModelShape)])
-    if args.model and args.config:
-        raise ValueError("--model and --config both name a model: give one of them")
-    if args.config:
-        shape, args.notes = read_config(args.config, args.context)
-        base = asdict(shape)
-    elif args.model:
-        name = known(args.model, PRESET_MODELS, "model", "give its sizes, such as --hidden 4096, or --config")
+    given = options_given(args, [field.name for field in fields(ModelShape)])
+    if args.model:
+        name = known(
+            args.model,
+            PRESET_MODELS,
+            "model",
+            "give its sizes, such as --hidden 4096, or its config.json to python -m book.explain",
+        )
         base = asdict(PRESET_MODELS[name])
     elif missing := [f"--{option}" for option, field in SIZES.items() if field not in given]:
         raise ValueError(f"give --model, or all its numbers; missing: {', '.join(missing)}")
@@ -194,7 +182,8 @@ def _model(args: argparse.Namespace) -> ModelShape:
         raise ValueError(f"{sizes}: {error}") from None
 
 
-def _given(args: argparse.Namespace, names: Iterable[str]) -> dict:
+def options_given(args: argparse.Namespace, names: Iterable[str]) -> dict:
+    """The options of these names that are given."""
     return {name: value for name in names if (value := getattr(args, name, None)) is not None}
 
 

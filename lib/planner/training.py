@@ -10,13 +10,14 @@ matmul reaches, is calibrated on a published run (`CALIBRATED`). Chapter 14 test
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
 from lib.cost.hardware import DEVICES, Device
 from lib.cost.models import PRESETS, known
-from lib.cost.sizes import MODELS, RECIPES, ModelShape, Recipe, train_flops
+from lib.cost.sizes import LLAMA, MODELS, RECIPES, ModelShape, Recipe, train_flops
 from lib.layout import whole_number
 
 
@@ -208,3 +209,35 @@ def stack_for(name: str, gpu: str) -> Stack:
     """A stack on a GPU; a GPU without calibration gets the constants of the H100, whose kernels are the newest."""
     matmul, attention = SHARES.get(gpu, SHARES["h100"])
     return replace(Stack(matmul, attention), **STACKS[known(name, STACKS, "stack")])
+
+
+# ---- a published run ------------------------------------------------------------------------------------------------
+
+CARD_OF = {("titan", "h100"): "h100-500w"}  # torchtitan's have 96 GB and 500 W
+SAME = {"selective (per operation)": "ops"}
+STACK_OF = dict.fromkeys(("sc21", "korthikanti", "zb"), "megatron-2021") | {"aa": "aleph-alpha", "llama3": "llama3"}
+
+
+def training_of(row: Mapping) -> tuple[Training, Layout4D]:
+    """The training run of a row, and its layout; keys of a row as in `book/published/runs.json`."""
+    gpu = known(str(row["gpu"]).lower().split()[0], GPUS, "GPU")
+    gpu = CARD_OF.get((row.get("stack"), gpu), gpu)
+    zero, flash = int(row.get("zero", 0)), bool(row.get("flash"))
+    gated, slices = bool(row.get("gated")), bool(row.get("sequence_parallel")) and row["tp"] > 1
+    sizes = (row[name] for name in ("hidden", "layers", "heads", "vocab", "seq"))
+    inside = row.get("kv_heads") or row["heads"], row.get("ffn") or 4 * row["hidden"]
+    kind = LLAMA if gated else {"dropout_masks": not flash}
+    model = ModelShape(*sizes, *inside, tied=not gated, **kind)
+    axes = row["tp"], row.get("cp", 1), row["pp"], row["dp"], row["microbatch"], row.get("interleave", 1)
+    how, copies = row.get("recompute", "none"), row.get("replicas", 1)
+    layout = Layout4D(*axes, zero, slices, SAME.get(how, how), row.get("schedule", "1f1b"), copies)
+    cluster = Cluster(GPUS[gpu], row["gpus"], row.get("per_node", 8))
+    return Training(model, cluster, stack_for(stack_of(row), gpu), row["global_batch"]), layout
+
+
+def stack_of(row: Mapping) -> str:
+    """The name of the stack of a row: of its publisher, or from what it says of its kernels."""
+    default = "megatron" if row.get("flash") else "megatron-2021"
+    if int(row.get("zero", 0)) == 3:
+        default = "fsdp" if row.get("compile", True) else "fsdp-eager"
+    return STACK_OF.get(row.get("stack"), default)

@@ -4,15 +4,15 @@ from pathlib import Path
 import pytest
 
 from book.figures.show import show
-from lib.data_parallel import ddp, gradient_sums
+from lib.data_parallel import bucketed_gradients, ddp
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_it_is_the_source_and_its_place():
-    finish = gradient_sums.NaiveGradients.finish
+    finish = bucketed_gradients.Gradients.finish
     text = repr(show(finish))
-    place, line = re.match(r"# (lib/data_parallel/gradient_sums\.py), line (\d+)\n", text).groups()
+    place, line = re.match(r"# (lib/data_parallel/bucketed_gradients\.py), line (\d+)\n", text).groups()
     source = (ROOT / place).read_text(encoding="utf-8").splitlines()
     shown = text.splitlines()[1:]
     assert [x.strip() for x in shown] == [x.strip() for x in source[int(line) - 1 :][: len(shown)]]

@@ -7,6 +7,7 @@ import pytest
 
 from book.figures.mechanisms.buckets import play_buckets
 from book.figures.player import WIDE
+from book.trials import exposed
 from lib import cost
 from lib.data_parallel.bucketed_gradients import fill_buckets
 from lib.model import GPT, GPTConfig
@@ -66,7 +67,7 @@ def test_the_numbers_are_those_of_the_formula():
     sizes = [p.nbytes for _, p in gradients()]
     buckets = [sum(p.nbytes for p in bucket) for bucket in fill_buckets([p for _, p in gradients()], 3 * MIB)]
     ready_s = [0.45 * sum(buckets[: k + 1]) / sum(sizes) for k in range(4)]
-    times = cost.overlap(ready_s, [reduce_s(size) for size in buckets])
+    times = exposed.overlap(ready_s, [reduce_s(size) for size in buckets])
     sent_ms, exposed_ms = 1e3 * sum(map(reduce_s, buckets)), 1e3 * (times[-1][1] - 0.45)
     player = play()
     assert player.sentences[-1] == (

@@ -313,6 +313,17 @@ def test_zip_for_colab_holds_what_a_notebook_needs(tmp_path):
         names = {entry.removeprefix("parallel-by-hand/") for entry in archive.namelist()}
     assert {"lib/__init__.py", *map(name, NOTEBOOKS)} <= names
     assert not [entry for entry in names if "__pycache__" in entry or entry.endswith(".pyc")]
+    for notebook in NOTEBOOKS:
+        cells = nbformat.read(notebook, as_version=4).cells
+        code = "\n".join(cell.source for cell in cells if cell.cell_type == "code")
+        for module, things in re.findall(r"^\s*from ((?:lib|course|book)[\w.]*) import (.*)$", code, re.MULTILINE):
+            near = [
+                module.replace(".", "/"),
+                *(f"{module}.{thing}".replace(".", "/") for thing in things.split(", ")),
+            ]
+            files = {f"{one}{end}" for one in near for end in (".py", "/__init__.py")}
+            needed = {file for file in files if (ROOT / file).is_file()}
+            assert needed and needed <= names, f"{name(notebook)} imports {module}"
 
 
 def test_a_copy_without_git_is_zipped_too(tmp_path, monkeypatch):

@@ -2,16 +2,19 @@
 
 import re
 
-from myst_parser.mdit_to_docutils.base import default_slugify as anchor
-
 from book.figures.museum import rooms
-from tests.book.test_promises import ROOT, lost, read
+from tests.book.test_promises import ROOT, anchors, lost, read
 
 PAGE = ROOT / "book" / "symptoms.md"
 ADDRESSES = dict(re.findall(r"^\[(\w+)\]: (\S+)$", read(PAGE), re.MULTILINE))
 # Each link with its address: `lost` does not see the list at the top of the page.
 TEXT = re.sub(r"\]\[(\w+)\]", lambda found: f"]({ADDRESSES[found[1]]})", read(PAGE))
 LINKS = re.findall(r"\]\(([^)\s]+)\)", TEXT)
+
+
+def anchor(title: str) -> str:
+    (found,) = anchors(f"## {title}")
+    return found
 
 
 def test_every_link_leads_to_a_heading_and_every_address_is_used():

@@ -12,18 +12,18 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
+from book.explain.configs import shape_of
 from lib.cost.hardware import Device
 from lib.cost.models import known
 from lib.cost.sizes import BIASES, PLANNED_RECOMPUTE, ModelShape, Recipe
 from lib.layout import divisors
 from lib.planner import Choices, Cluster, Layout4D, Training, best_layouts, memory_bytes, step_s
-from lib.planner.configs import shape_of
 from lib.planner.refusals import refusal
 from lib.planner.report import report_of_layout
 from lib.planner.search import ALL_OPEN, all_layouts, why_slower
 from lib.planner.training import GPUS, PRESET_MODELS, STACKS, stack_for
 from tests.book.book_project import BOOK, build, live_html, load, soup, violations
-from tests.lib.test_foreign import BAD_CONFIGS, LLAMA8, MODELS
+from tests.book.test_explain import BAD_CONFIGS, LLAMA8, MODELS
 
 extension = load("book_planner")
 NUMBERS = extension.numbers()

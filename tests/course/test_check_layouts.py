@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from book.published import RUNS
+from book.published.rows import predict, read_rows
 from course.check.bill import bill
 from course.check.catalogue import EXERCISES
 from course.check.edits import Edited
@@ -42,7 +43,6 @@ from lib.pipeline.schedules.one_f_one_b import one_f_one_b
 from lib.pipeline.simulate import Costs, simulate
 from lib.pipeline.stage import stages_of
 from lib.planner import memory_bytes, step_s
-from lib.planner.rows import predict, read_rows
 from lib.planner.training import stack_for
 from lib.tensor_parallel.gpt import tensor_parallel
 from tests.book.test_repository import read

@@ -30,7 +30,7 @@ from course.grade.submissions import find_submissions
 from lib.runtime.calls import listeners
 from tests.course.homework import SETUP, Course, alone, an_answer, needs_jail
 
-CHECKERS = "course.exercises."
+CHECKERS = ("course.exercises.", "course.practise.")
 NAME = "left-behind"
 CALLS = "import ctypes, mmap, os, socket, time\nsystem = ctypes.CDLL(None, use_errno=True)\n"
 # Name -> code that leaves something behind; `made` is whether the system let it.
@@ -117,10 +117,13 @@ book, seen = Path(comm.__file__).parents[1], []
 for name in ("e03_1_average_gradients", "e04_1_shard", "e04_2_zero1_step"):
     try: seen.append(vars(importlib.import_module(f"course.exercises.ch{name[1:3]}.{name}")))
     except ImportError: pass
-seen += [name for name in sys.modules if name.startswith(("course.exercises.", "course.check.catalogue"))]
+unseen = ("course.exercises.", "course.practise.", "course.check.catalogue")
+seen += [name for name in sys.modules if name.startswith(unseen)]
 seen += [x.__qualname__ for x in gc.get_objects() if type(x).__name__ == "function"
          and "course/exercises" in x.__code__.co_filename and x.__name__ != "body"]
-for folder in ("course/exercises", "course/assignments", "solutions", "chapters", "exercises", "book", ".git"):
+rooms = [f"course/{name}" for name in ("exercises", "practise", "assignments")]
+places = [*rooms, "solutions", "chapters", "exercises", "book", ".git"]
+for folder in places:
     if (book / folder).is_dir(): seen += os.listdir(book / folder)
 raise ValueError(seen)"""
 

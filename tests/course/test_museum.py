@@ -7,7 +7,7 @@ import pytest
 from book.figures.museum import FIRES, NOT_HERE, SILENT, UNWRITTEN, Exhibit, elsewhere, rooms
 from course.check.catalogue import EXERCISES
 from course.check.judge import judge
-from course.museum.room import MOST_LINES, Run
+from course.museum.room import MOST_LINES, RunSeen
 from lib.launch import run
 from lib.mesh import Mesh, MeshShape
 from tests.book.test_repository import tool
@@ -38,7 +38,7 @@ def test_there_are_at_least_twelve_and_no_two_are_alike():
     assert [int(one.partition(".")[2]) for one in ROOMS] == [*range(4, 4 + len(ROOMS))]
 
 
-def gradients_differ(run: Run) -> bool:
+def gradients_differ(run: RunSeen) -> bool:
     return bool((run["gradient"] - run.alone["gradient"]).norm() > 1e-9)
 
 

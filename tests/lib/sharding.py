@@ -6,12 +6,13 @@ from functools import partial
 import torch
 from torch import nn
 
+from book.trials import wire_audit
+from book.trials.unbucketed import NaiveDDP, NaiveZeRO1
 from lib import comm, data
 from lib.data_parallel.bucketed_gradients import Gradients
-from lib.data_parallel.ddp import BucketedDDP, NaiveDDP
+from lib.data_parallel.ddp import BucketedDDP
 from lib.data_parallel.fsdp import FSDP
-from lib.data_parallel.zero import NaiveZeRO1, ZeRO1, ZeRO2
-from lib.lab import wire_audit
+from lib.data_parallel.zero import ZeRO1, ZeRO2
 from lib.mesh import Mesh, MeshShape
 from lib.model import GPT, GPTConfig, mean_loss
 from lib.parallel import facts_of

@@ -10,6 +10,7 @@ from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 from torch.utils.flop_counter import FlopCounterMode
 
 import lib.model
+from book.trials import exposed, saved
 from lib import cost
 from lib.cost import sizes
 from lib.memory import MemoryTracker
@@ -55,11 +56,11 @@ def test_bad_input():
 
 
 def test_overlap():
-    assert cost.overlap([], []) == []
-    assert cost.overlap([1, 2, 3], [0.5, 0.5, 0.5]) == [(1, 1.5), (2, 2.5), (3, 3.5)], "all hidden but the last"
-    assert cost.overlap([1, 2, 3], [3, 1, 1]) == [(1, 4), (4, 5), (5, 6)], "each waits for the one ahead"
+    assert exposed.overlap([], []) == []
+    assert exposed.overlap([1, 2, 3], [0.5, 0.5, 0.5]) == [(1, 1.5), (2, 2.5), (3, 3.5)], "all hidden but the last"
+    assert exposed.overlap([1, 2, 3], [3, 1, 1]) == [(1, 4), (4, 5), (5, 6)], "each waits for the one ahead"
     with pytest.raises(ValueError):
-        cost.overlap([1, 2], [1])
+        exposed.overlap([1, 2], [1])
 
 
 # ---- a model's sums -------------------------------------------------------------------------------------------------
@@ -183,7 +184,7 @@ def test_saved_bytes_of_the_real_model(gpt, fused, recompute):
         loss = mean_loss(forward(model, tokens, recompute), targets)
         alive = memory.live["activation"]
     assert loss.requires_grad
-    assert alive == cost.gpt_saved_bytes(shape, rows=2, fused=fused, recompute=recompute)
+    assert alive == saved.gpt_saved_bytes(shape, rows=2, fused=fused, recompute=recompute)
 
 
 @pytest.mark.thorough("more ranks, sizes and kinds", keep=1)
@@ -361,7 +362,7 @@ def test_bytes_of_microbatches_walked_message_by_message(n):
 def drawn(*args, **more):
     """What -> its (unit, start, end), in the order of starting."""
     out = {}
-    for what, unit, start_s, end_s in cost.sharded_step(*args, **more):
+    for what, unit, start_s, end_s in exposed.sharded_step(*args, **more):
         out.setdefault(what, []).append((unit, start_s, end_s))
     return out
 
@@ -411,7 +412,7 @@ def test_properties_of_a_sharded_step():
         lists = (torch.rand(4, 5, generator=generator) * 3).tolist()
         ends = {}
         for prefetch in (True, False):
-            times = cost.sharded_step(*lists, prefetch)
+            times = exposed.sharded_step(*lists, prefetch)
             ends[prefetch] = max(t[3] for t in times)
             assert len(times) == 5 * 5
             for kinds in (("forward", "backward"), ("gather", "reduce")):  # one processor, one link: nothing overlaps
@@ -426,6 +427,6 @@ def test_properties_of_a_sharded_step():
         assert ends[False] <= alone + 1e-9
         slower = [lists[0], lists[1], [2 * x for x in lists[2]], lists[3]]
         for prefetch in (True, False):
-            assert max(t[3] for t in cost.sharded_step(*slower, prefetch)) >= ends[prefetch]
-    free = cost.sharded_step([1] * 3, [2] * 3, [0] * 3, [0] * 3)
+            assert max(t[3] for t in exposed.sharded_step(*slower, prefetch)) >= ends[prefetch]
+    free = exposed.sharded_step([1] * 3, [2] * 3, [0] * 3, [0] * 3)
     assert max(t[3] for t in free) == 9

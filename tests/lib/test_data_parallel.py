@@ -14,11 +14,11 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
+from book.trials import wire_audit
 from lib import cost, data, run, trace
 from lib.data_parallel.ddp import global_mean
 from lib.data_parallel.fsdp import FSDP
 from lib.data_parallel.zero import ZeRO1, ZeRO2
-from lib.lab import wire_audit
 from lib.memory import MemoryTracker
 from lib.mesh import Group, Mesh, MeshShape
 from lib.model import GPTConfig, loss_sum_and_count, mean_loss

@@ -12,9 +12,10 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from book.trials.unbucketed import NaiveDDP
 from lib import comm, run, trace
 from lib.data_parallel.bucketed_gradients import fill_buckets
-from lib.data_parallel.ddp import BucketedDDP, NaiveDDP, global_mean
+from lib.data_parallel.ddp import BucketedDDP, global_mean
 from lib.mesh import Group
 from lib.model import mean_loss
 from lib.runtime.call_table import MismatchError

@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn.functional import linear
 from torch.utils.checkpoint import checkpoint
 
+from book.trials import exposed
 from book.trials.sleep import SleepLayer
 from lib import comm, cost, run, trace
 from lib.data_parallel.fsdp import FSDP, default_units
@@ -234,7 +235,7 @@ def test_the_time_of_a_step_and_what_prefetch_hides():
 
     def predicted_s(prefetch):
         lists = [[x] * LAYERS for x in (FORWARD_S, BACKWARD_S, gather_s, reduce_s)]
-        return max(end_s for *_, end_s in cost.sharded_step(*lists, prefetch))
+        return max(end_s for *_, end_s in exposed.sharded_step(*lists, prefetch))
 
     def differs(prefetch):
         """How far the step's time and the hidden share are from what is predicted."""

@@ -22,11 +22,12 @@ import pytest
 import torch
 from torch import nn
 
+from book.trials.unbucketed import NaiveDDP, NaiveZeRO1
 from lib import comm
 from lib.checkpoint.storage import Save, restore
-from lib.data_parallel.ddp import BucketedDDP, NaiveDDP
+from lib.data_parallel.ddp import BucketedDDP
 from lib.data_parallel.fsdp import FSDP
-from lib.data_parallel.zero import NaiveZeRO1, ZeRO1, ZeRO2
+from lib.data_parallel.zero import ZeRO1, ZeRO2
 from lib.launch import run
 from lib.layout import Layout
 from lib.mesh import Mesh, MeshShape

@@ -7,9 +7,10 @@ from functools import partial
 import pytest
 import torch
 
+from book.trials import saved
 from book.trials.rehearse import rehearse
 from book.trials.trial import peak_bytes
-from lib import cost, run
+from lib import run
 from lib.cost import sizes
 from lib.memory import MemoryTracker
 from lib.model import Block, GPTConfig
@@ -93,7 +94,7 @@ def test_peak_bytes_grow_with_m_in_gpipe_and_stand_still_in_1f1b():
 
 
 def test_recomputation_keeps_the_message_alone():
-    kept = cost.block_saved_bytes(sizes.ModelShape.of(CONFIG), ROWS) + MESSAGE  # and its output
+    kept = saved.block_saved_bytes(sizes.ModelShape.of(CONFIG), ROWS) + MESSAGE  # and its output
     for recompute, grows in (
         (False, kept - MESSAGE),
         (True, MESSAGE),

@@ -11,8 +11,8 @@ import cloudpickle
 import pytest
 import torch
 
+from book.trials import wire_audit
 from lib import data, run, trace
-from lib.lab import wire_audit
 from lib.layout import Layout
 from lib.mesh import Mesh, MeshShape
 from lib.model import GPT, GPTConfig

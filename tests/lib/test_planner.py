@@ -3,6 +3,7 @@
 import json
 import math
 import random
+import re
 import subprocess
 import sys
 import time
@@ -12,7 +13,9 @@ from dataclasses import replace
 import pytest
 
 from book.published import RUNS
+from book.published.__main__ import main as published
 from book.published.layouts import choice_among, pairs, read_tables, regret, right_about_memory
+from book.published.rows import medians, predict, read_rows
 from book.published.steps import (
     calibrated,
     constant_share,
@@ -24,10 +27,9 @@ from lib.cost.sizes import MODELS, ModelShape
 from lib.layout import Layout
 from lib.model import GPTConfig
 from lib.planner import Choices, Cluster, Layout4D, Training, best_layouts, memory_bytes, step_s
-from lib.planner.rows import medians, predict, read_rows, training_of
 from lib.planner.search import all_layouts, layout_text, why_slower
 from lib.planner.seconds import stage_layers
-from lib.planner.training import CALIBRATED, GPUS, PRESET_MODELS, SHARES, STACKS, stack_for
+from lib.planner.training import CALIBRATED, GPUS, PRESET_MODELS, SHARES, STACKS, stack_for, training_of
 
 ROWS = {row["id"]: row for row in read_rows(RUNS)}
 TABLES = read_tables()
@@ -343,8 +345,8 @@ def test_the_fuller_end_counts():
 def test_rows_of_a_file_without_torch(tmp_path):
     path = tmp_path / "rows.json"
     path.write_text(json.dumps([ROWS["Korthikanti 175B full"], ROWS["DGXC L8B/8"]]))
-    program = "import sys, runpy; sys.modules['torch'] = None; sys.argv = ['', '--rows', sys.argv[1], '--json'];"
-    program += "runpy.run_module('lib.planner', run_name='__main__')"
+    program = "import sys, runpy; sys.modules['torch'] = None; sys.argv = ['', sys.argv[1], '--json'];"
+    program += "runpy.run_module('book.published', run_name='__main__')"
     done = subprocess.run([sys.executable, "-c", program, str(path)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout)
@@ -359,12 +361,17 @@ def test_rows_of_a_file_without_torch(tmp_path):
         ("{", "is not JSON"),
         ("{}", "must be a list of runs"),
         ('[{"id": "x", "hidden": 5}]', "run x of .* lacks layers"),
+        (None, "No such file"),
     ],
 )
-def test_a_file_that_is_no_list_of_runs(text, words, tmp_path):
-    (tmp_path / "rows.json").write_text(text)
-    with pytest.raises(ValueError, match=words):
-        read_rows(tmp_path / "rows.json")
+def test_a_file_that_is_no_list_of_runs_is_one_clear_sentence(text, words, tmp_path, capsys):
+    path = tmp_path / "rows.json"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(SystemExit) as end:
+        published([str(path)])
+    said = capsys.readouterr().err
+    assert end.value.code == 2 and said.count("\n") == 1 and re.search(words, said)
 
 
 # ---- everywhere -----------------------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from lib.planner.seconds import Seconds
 from lib.planner.training import GPUS, PRESET_MODELS, stack_for
 
 ON_8, ON_64 = "--model llama-7b --gpus 8", "--model llama-70b --gpus 64"
+NO_MODEL = "is not a preset: give its sizes, such as --hidden 4096, or its config.json to python -m book.explain"
 NO_PRESET = f"({', '.join(GPUS)}): give --peak, --memory, --memory-bandwidth, --link and --network"
 LONG = "--model llama3-8b --gpus 32 --seq 1048576"
 RTX4090 = "--gpu rtx4090 --peak 165TF --memory 24GB --memory-bandwidth 1008GB --link 32GB"
@@ -117,12 +118,8 @@ REFUSED = {  # question → what the one sentence says
     f"{ON_8} --offload": "offload is not modelled",
     f"{ON_8} --experts 8": "a mixture of experts is not modelled",
     # names
-    "--model lama-70b --gpus 8": (
-        "'lama-70b' is not a preset: give its sizes, such as --hidden 4096, or --config; or did you mean llama-70b"
-    ),
-    "--model nemotron-340b --gpus 8": (
-        "'nemotron-340b' is not a preset: give its sizes, such as --hidden 4096, or --config\n"
-    ),
+    "--model lama-70b --gpus 8": f"'lama-70b' {NO_MODEL}; or did you mean llama-70b",
+    "--model nemotron-340b --gpus 8": f"'nemotron-340b' {NO_MODEL}\n",
     **{f"{ON_8} --gpu {name}": f"GPU '{name}' is not a preset {NO_PRESET}\n" for name in ("mi300x", "h10")},
     f"{ON_8} --gpu mi300x --peak 1307TF": NO_PRESET,
     f"{ON_8} --peak 1307TF": NO_PRESET,
@@ -166,7 +163,6 @@ REFUSED = {  # question → what the one sentence says
     f"{ON_8} --peak 989": "argument --peak: 989 needs a number and a unit: 989TF",
     f"{ON_8} --network 50GB --network-per-node 400GB": "--network is per GPU and --network-per-node of a whole node",
     "--model llama-7b --gpus 16 --gpu v100": "16 GPUs of v100 are on several nodes: give --network, such as 25GB",
-    "--rows /nowhere/rows.json": "No such file",
     f"{ON_8} --colour red": "unrecognized arguments: --colour red",
 }
 

@@ -7,13 +7,14 @@ import pytest
 
 from book.published import LATER, RUNS
 from book.published.one_card import blocks_on_one_card
+from book.published.rows import distinct, predict, read_rows, rows_json, rows_text
 from book.published.steps import calibrated, matmul_share_of
-from lib.cost import activation_bytes, block_saved_bytes, train_flops
+from book.trials.saved import block_saved_bytes
+from lib.cost import activation_bytes, train_flops
 from lib.cost.sizes import LLAMA, ModelShape
 from lib.planner import Choices, Cluster, Layout4D, Training, best_layouts, fits, memory_bytes, step_s
-from lib.planner.rows import distinct, predict, read_rows, rows_json, rows_text, training_of
 from lib.planner.search import ALL_OPEN, all_layouts, layout_text
-from lib.planner.training import GPUS, PRESET_MODELS, SHARES, stack_for
+from lib.planner.training import GPUS, PRESET_MODELS, SHARES, stack_for, training_of
 
 LATER_ROWS = {row["id"]: row for row in read_rows(LATER)}
 LLAMA_8B = ModelShape(4096, 32, 32, 128_256, 8192, num_kv_heads=8, d_mlp=14_336, tied=False, **LLAMA)

@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from lib import comm, cost, run
+from book.trials import saved
+from lib import comm, run
 from lib.cost.sizes import ModelShape
 from lib.memory import MemoryTracker
 from lib.model import Block, GPTConfig
@@ -84,7 +85,7 @@ def on_ranks(world, itemsize, kv_heads, sizes=SIZES):
 def test_a_parallel_block_keeps_what_the_formula_says(sizes, n, kv_heads, itemsize):
     shape = ModelShape.of(GPTConfig(**sizes, num_kv_heads=kv_heads))
     measured = run(partial(on_ranks, itemsize=itemsize, kv_heads=kv_heads, sizes=sizes), n)[0]
-    predicted = [cost.block_saved_bytes(shape, ROWS, tp=n, itemsize=itemsize, **case) for case in CASES]
+    predicted = [saved.block_saved_bytes(shape, ROWS, tp=n, itemsize=itemsize, **case) for case in CASES]
     assert dict(enumerate(measured)) == dict(enumerate(predicted)), CASES
 
 
@@ -98,10 +99,10 @@ def test_a_parallel_block_keeps_what_the_formula_says(sizes, n, kv_heads, itemsi
 def test_the_serial_block_keeps_what_the_formula_says_for_one_rank(case, itemsize, kv_heads, sizes):
     config = GPTConfig(**sizes, num_kv_heads=kv_heads, dropout=0.2 if case.get("dropout") else 0.0)
     measured = kept(*block_of(config), None, itemsize=itemsize, **case)
-    assert measured == cost.block_saved_bytes(ModelShape.of(config), ROWS, itemsize=itemsize, **case)
+    assert measured == saved.block_saved_bytes(ModelShape.of(config), ROWS, itemsize=itemsize, **case)
 
 
 def test_what_cannot_be_split():
     shape = ModelShape.of(GPTConfig(**SIZES))
     with pytest.raises(ValueError, match="12 heads and 12 tokens cannot be split over tp=8"):
-        cost.block_saved_bytes(shape, ROWS, tp=8)
+        saved.block_saved_bytes(shape, ROWS, tp=8)

@@ -9,9 +9,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from book.trials import wire_audit
+from book.trials.wire_audit import audit, sent_in_a_step
 from lib import comm, cost
-from lib.lab import wire_audit
-from lib.lab.wire_audit import audit, sent_in_a_step
 from lib.launch import RankError
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])

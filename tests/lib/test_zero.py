@@ -9,9 +9,10 @@ import pytest
 import torch
 from torch import nn
 
+from book.trials.unbucketed import NaiveZeRO1, share_out
 from lib import run, trace
 from lib.data_parallel.fsdp import FSDP
-from lib.data_parallel.zero import NaiveZeRO1, ZeRO1, ZeRO2, share_out
+from lib.data_parallel.zero import ZeRO1, ZeRO2
 from lib.memory import MemoryTracker
 from lib.mesh import Group
 from lib.model import GPTConfig, mean_loss

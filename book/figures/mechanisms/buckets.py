@@ -11,7 +11,7 @@ from itertools import accumulate
 from book.figures.canvas import Canvas
 from book.figures.player import MOST_BEATS, NARROW, Beat, Player, Scene, Thing
 from book.figures.svg import SMALLEST_PX, color, num, text_width
-from lib.cost.comm import overlap
+from book.trials.exposed import overlap
 from lib.cost.sizes import bucket_shares
 
 HIGH, ROW, LANE = 24, 50, 30  # pixels: of a bar, from bucket to bucket, from lane to lane

@@ -12,7 +12,8 @@ from typing import NamedTuple
 from book.figures.canvas import Canvas
 from book.figures.player import NARROW, Beat, Player, Scene, Thing
 from book.figures.svg import OUTLINE, SMALLEST_PX, color, text_width
-from lib.cost import sharded_step, zero_wire_bytes
+from book.trials.exposed import sharded_step
+from lib.cost import zero_wire_bytes
 
 ROOT = 0  # the unit of all layers outside the blocks
 TOP, ROW, HIGH = 26, 44, 34  # pixels: of the first row, from row to row, of a full unit

@@ -6,9 +6,9 @@ from dataclasses import fields
 
 import pytest
 
+from book.explain.__main__ import main
+from book.explain.configs import FOREIGN, FRAMEWORKS, read_config, read_foreign, shape_of
 from lib.cost.sizes import ModelShape
-from lib.planner.__main__ import main
-from lib.planner.configs import FOREIGN, FRAMEWORKS, read_config, read_foreign, shape_of
 from lib.planner.training import Layout4D, Stack
 
 KEYS = "hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads vocab_size".split()
@@ -181,7 +181,7 @@ def test_the_planner_plans_the_model_of_a_config(tmp_path, capsys):
     assert any(note.startswith("not counted: norms of queries and keys") for note in plain["notes"])
 
 
-# ---- explain --------------------------------------------------------------------------------------------------------
+# ---- a run ----------------------------------------------------------------------------------------------------------
 
 LLAMA8_FLAGS = """
     --num-layers 32 --hidden-size 4096 --ffn-hidden-size 14336 --num-attention-heads 32 --group-query-attention
@@ -306,7 +306,7 @@ def ask(tmp_path, capsys):
         if isinstance(text, dict):
             text = json.dumps(text)
         (tmp_path / name).write_text(text)
-        return json.loads(answered(capsys, "explain", tmp_path / name, *words, "--json"))
+        return json.loads(answered(capsys, tmp_path / name, *words, "--json"))
 
     return ask
 
@@ -341,13 +341,13 @@ def test_a_command_with_its_launcher(capsys):
     asked = read_foreign([*words.split(), "--use-distributed-optimizer"])
     assert of(asked, "gpus", "tp", "zero") == (16, 8, 1) and asked.notes == []
     run = "--use-distributed-optimizer --model llama-7b --gpus 8 --json".split()
-    said = json.loads(answered(capsys, "explain", *words.split(), *run))
+    said = json.loads(answered(capsys, *words.split(), *run))
     assert said["report"]["axes"][1].endswith("zero 0")  # one data-parallel rank has nobody to share with
 
 
 def test_the_model_of_megatron_flags(capsys):
     run = "--tensor-model-parallel-size 2 --micro-batch-size 1 --global-batch-size 128 --gpus 16 --json".split()
-    said = json.loads(answered(capsys, "explain", *LLAMA8_FLAGS.split(), *run))
+    said = json.loads(answered(capsys, *LLAMA8_FLAGS.split(), *run))
     assert said["report"]["assumes"]["model"].startswith("8.03 billion parameters, 32 blocks of width 4096")
     narrow = "--num-layers 24 --hidden-size 1024 --num-attention-heads 16 --swiglu --micro-batch-size 1".split()
     assert read_foreign(narrow).found["d_mlp"] == 2688  # int(4 · 1024 · 2/3 / 64) · 64
@@ -361,7 +361,7 @@ def test_405b_of_nvidia_on_576_gpus(capsys):
     flags += " --num-layers-per-virtual-pipeline-stage 2 --micro-batch-size 1 --global-batch-size 252"
     flags += " --sequence-parallel --use-distributed-optimizer --overlap-grad-reduce --tp-comm-overlap"
     run = "--model llama-405b --gpus 576 --json".split()
-    said = json.loads(answered(capsys, "explain", *flags.split(), *run))
+    said = json.loads(answered(capsys, *flags.split(), *run))
     assert said["report"]["axes"][:3] == [
         "576 ranks = pp 9 x dp 4 x cp 2 x tp 8 (neighbours on the last axis have consecutive numbers)",
         "dp 4: 63 of 252 sequences each, in 63 microbatches of 1; zero 1",
@@ -470,7 +470,7 @@ def test_each_flag_says_what_a_rank_does_by_it_and_the_run_without_it(capsys, tm
     )
     run += " --sequence-parallel --use-distributed-optimizer --recompute-granularity full --overlap-grad-reduce"
     run += " --gpus 64"
-    said = answered(capsys, "explain", *LLAMA8_FLAGS.split(), *run.split())
+    said = answered(capsys, *LLAMA8_FLAGS.split(), *run.split())
     paragraphs = said.partition("\n\n")[0].splitlines()
     at = {line: paragraphs[i + 1 : i + 3] for i, line in enumerate(paragraphs) if not line.startswith(" ")}
     flags = [
@@ -518,16 +518,16 @@ BAD_FILES = {
 def test_a_file_that_cannot_be_explained_is_one_clear_sentence(case, tmp_path, capsys):
     text, more, words = BAD_FILES[case]
     (tmp_path / "file").write_text(text)
-    assert words in refused(capsys, "explain", tmp_path / "file", *more)
+    assert words in refused(capsys, tmp_path / "file", *more)
 
 
 def test_a_folder_no_file_no_words_and_no_yaml(tmp_path, capsys, monkeypatch):
-    assert "is a folder; give a file in it" in refused(capsys, "explain", tmp_path)
-    assert "there is no file /nowhere/run.sh" in refused(capsys, "explain", "/nowhere/run.sh")
-    assert "the command has no key of Megatron-LM" in refused(capsys, "explain")
+    assert "is a folder; give a file in it" in refused(capsys, tmp_path)
+    assert "there is no file /nowhere/run.sh" in refused(capsys, "/nowhere/run.sh")
+    assert "the command has no key of Megatron-LM" in refused(capsys)
     (tmp_path / "a.yaml").write_text(HSDP)
     monkeypatch.setitem(sys.modules, "yaml", None)
-    assert "Python needs PyYAML: pip install PyYAML" in refused(capsys, "explain", tmp_path / "a.yaml")
+    assert "Python needs PyYAML: pip install PyYAML" in refused(capsys, tmp_path / "a.yaml")
 
 
 def test_tables_name_fields_that_exist():

@@ -13,15 +13,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from lib.cost.models import known
-from lib.cost.sizes import LLAMA, ModelShape
 from lib.planner.report import table
 from lib.planner.seconds import Seconds, step_s
-from lib.planner.training import CALIBRATED, GPUS, Cluster, Layout4D, Training, stack_for
+from lib.planner.training import CALIBRATED, stack_of, training_of
 
-CARD_OF = {("titan", "h100"): "h100-500w"}  # torchtitan's have 96 GB and 500 W
-SAME = {"selective (per operation)": "ops"}
-STACK_OF = dict.fromkeys(("sc21", "korthikanti", "zb"), "megatron-2021") | {"aa": "aleph-alpha", "llama3": "llama3"}
 PUBLISHERS = {"sc21": "Narayanan", "korthikanti": "Korthikanti", "llama3": "Llama 3", "nemo": "DGX Cloud"}
 PUBLISHERS |= {"mosaic": "MosaicML", "titan": "torchtitan", "ibm": "IBM", "aa": "Aleph Alpha", "zb": "Qi"}
 NEEDED = "hidden layers heads vocab seq global_batch gpus gpu tp pp dp microbatch step_s".split()
@@ -65,31 +60,6 @@ def read_rows(path: str | Path) -> list[dict]:
     return rows
 
 
-def training_of(row: Mapping) -> tuple[Training, Layout4D]:
-    """The training run of a row, and its layout."""
-    gpu = known(str(row["gpu"]).lower().split()[0], GPUS, "GPU")
-    gpu = CARD_OF.get((row.get("stack"), gpu), gpu)
-    zero, flash = int(row.get("zero", 0)), bool(row.get("flash"))
-    gated, slices = bool(row.get("gated")), bool(row.get("sequence_parallel")) and row["tp"] > 1
-    sizes = (row[name] for name in ("hidden", "layers", "heads", "vocab", "seq"))
-    inside = row.get("kv_heads") or row["heads"], row.get("ffn") or 4 * row["hidden"]
-    kind = LLAMA if gated else {"dropout_masks": not flash}
-    model = ModelShape(*sizes, *inside, tied=not gated, **kind)
-    axes = row["tp"], row.get("cp", 1), row["pp"], row["dp"], row["microbatch"], row.get("interleave", 1)
-    how, copies = row.get("recompute", "none"), row.get("replicas", 1)
-    layout = Layout4D(*axes, zero, slices, SAME.get(how, how), row.get("schedule", "1f1b"), copies)
-    cluster = Cluster(GPUS[gpu], row["gpus"], row.get("per_node", 8))
-    return Training(model, cluster, stack_for(_stack(row), gpu), row["global_batch"]), layout
-
-
-def _stack(row: Mapping) -> str:
-    """The name of its stack: of its publisher, or from what it says of its kernels."""
-    default = "megatron" if row.get("flash") else "megatron-2021"
-    if int(row.get("zero", 0)) == 3:
-        default = "fsdp" if row.get("compile", True) else "fsdp-eager"
-    return STACK_OF.get(row.get("stack"), default)
-
-
 def predict(row: Mapping) -> Prediction:
     """Seconds of a step by kind, with the measured seconds; its group is its stack and GPU, unless it names one."""
     training, layout = training_of(row)
@@ -98,7 +68,7 @@ def predict(row: Mapping) -> Prediction:
     group = row.get("group") or f"{PUBLISHERS.get(stack, stack)} {row['gpu']}".strip()
     evidence = "calibrated" if row.get("id") in CALIBRATED.values() else row.get("evidence", "in view")
     same = training.model, *layout._replace(dp=0, replicas=0), layout.microbatches(row["global_batch"])
-    more = f"{_stack(row)}, {row['gpu']}", evidence, (group, _stack(row), *same), "FP8" if row.get("fp8") else ""
+    more = f"{stack_of(row)}, {row['gpu']}", evidence, (group, stack_of(row), *same), "FP8" if row.get("fp8") else ""
     return Prediction(row.get("id", ""), group, seconds, row["step_s"], tflops, *more)
 
 

@@ -1,0 +1,51 @@
+"""A model of Hugging Face, or a command of another framework, in the planner.
+
+    python -m book.explain train.sh --gpus 64                 # what each flag of this script costs and saves
+    python -m book.explain --config config.json --gpus 64     # the fastest layouts for this model
+
+The options are those of `python -m lib.planner`, and overrule what is read.
+"""
+
+import argparse
+from dataclasses import asdict
+
+from book.explain.configs import Asked, completed, flags_text, read_config, read_foreign
+from lib.cost.models import NOT_MODELLED
+from lib.planner.__main__ import compared, layout_asked, options_given, planner_options, printed, training_asked
+from lib.planner.training import Layout4D
+
+ABOUT = "A command of Megatron-LM, or a file of torchtitan, Accelerate or DeepSpeed, flag by flag."
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = planner_options("python -m book.explain", ABOUT)
+    parser.add_argument("--config", metavar="FILE", help="a config.json of Hugging Face, for the model")
+    try:
+        args, words = parser.parse_known_args(argv)
+        notes, foreign = [], None
+        if args.config:
+            if args.model:
+                raise ValueError("--model and --config both name a model: give one of them")
+            shape, notes = read_config(args.config, args.context)
+            parser.set_defaults(**asdict(shape))
+        if words or not args.config:
+            foreign = read_foreign(words)
+            parser.set_defaults(**foreign.found)
+        args, _ = parser.parse_known_args(argv)
+        said = explained(args, foreign, notes) if foreign else printed(args, *compared(args), notes=notes)
+    except (ValueError, OSError) as error:
+        parser.error(str(error))
+    print(said)
+
+
+def explained(args: argparse.Namespace, foreign: Asked, notes: list[str]) -> str:
+    """The report of the layout that a foreign command asks for; before it, each of its flags."""
+    asked = options_given(args, Layout4D._fields)
+    training, asked = completed(foreign, asked, training_asked(args, foreign.found | asked), args.batch)
+    mine = layout_asked(training, asked)
+    notes = [*notes, *foreign.notes, *(f"not modelled: {name}" for name in options_given(args, NOT_MODELLED))]
+    return printed(args, training, [mine], before=flags_text(foreign, training, mine), notes=notes, by=foreign.by)
+
+
+if __name__ == "__main__":
+    main()
