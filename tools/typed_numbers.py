@@ -41,7 +41,7 @@ NUMBER = re.compile(
     r"(?![\s\u00a0-](?:significant )?bits?\b)"  # of a format
     rf"(?:[\s\u00a0-]?(?P<unit>{'|'.join(sorted(map(re.escape, UNITS), key=len, reverse=True))})(?!\w))?"
 )
-PLACES = r"issues?|chapters?|sections?|parts?|figures?|tables?|appendix|exercises?|examples?|problems?|version|§+"
+PLACES = r"(?:issue|chapter|section|part|figure|table|exercise|example|problem|room)s?|appendix|version|§+"
 THINGS = r"ranks?|stages?|microbatch(?:es)?|nodes?|GPUs?|units?|layers?|blocks?|steps?"
 NAMES = "PyTorch|ZeRO|Llama|Qwen|Phi|Gemma|torch|Python"
 NAMED = re.compile(

@@ -77,6 +77,7 @@ BEFORE_ITS_PAGE = {
     ("Dropout mask", "01"): "a word of PyTorch's users",
     ("Frozen parameter", "03"): "a word of PyTorch's users",
     ("ZeRO-3", "04"): "the row of a table, with a link to the next page",
+    ("Flight recorder", "02"): "the name of a tool, explained there",
     ("Stage", "04"): "of ZeRO, explained there",
     ("Stage", "05"): "of ZeRO",
     ("Stage", "07"): "with a link to the chapter that cuts by depth",
@@ -95,6 +96,9 @@ BEFORE_ITS_PAGE = {
     ("Stream", "10"): "CUDA's word, explained there",
     ("Stack", "00"): "a stack of blocks",
     ("Stack", "06"): "to stack two pairs of layers",
+    ("Stream", "07"): "the residual stream",
+    ("Stream", "10"): "with a link to NCCL's manual",
+    ("Straggler", "13"): "explained there",
 }
 
 

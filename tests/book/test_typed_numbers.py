@@ -66,7 +66,7 @@ def test_a_number_that_nothing_computes_is_found(said):
 @pytest.mark.parametrize(
     "said",
     [
-        "As chapter 12 and section 7.2 say, in 2019, for GPT-2, an H100 and Llama 70B in float32.",
+        "As chapter 12, section 7.2 and room 15.4 say, in 2019, for GPT-2, an H100 and Llama 70B in float32.",
         "Rank 7 and ranks 8, 9 and 10 send to layer 12 in 16 bits.",
         "Two of the 12 ranks wait for 3 others, 0 of them long.",
     ],
