@@ -41,7 +41,7 @@ def main(argv: list[str] | None = None) -> None:
     parser = planner_options("python -m lib.planner", about)
     args = parser.parse_args(argv)
     try:
-        print(printed(args, *compared(args)))
+        print(printed(args, *candidates(args)))
     except ValueError as error:
         parser.error(str(error))
 
@@ -86,7 +86,7 @@ def planner_options(prog: str, about: str) -> argparse.ArgumentParser:
     return parser
 
 
-def compared(args: argparse.Namespace) -> tuple[Training, list[Planned], str]:
+def candidates(args: argparse.Namespace) -> tuple[Training, list[Planned], str]:
     """The training; the layout that is asked for, if one is, and the fastest of a search; how they differ, in words."""
     asked = options_given(args, Layout4D._fields)
     if left_out := options_given(args, NOT_MODELLED):

@@ -16,8 +16,8 @@ CHAPTER, DEEPER = (ROOT / "chapters" / name for name in ("16_on_a_cluster.md", "
 BIN = Path(sys.executable).parent
 SMALL = "--dp 2 --context 16 --d-model 24 --num-layers 1 --num-heads 2 --global-batch 4 --validate-every 0"
 
-# What the file asks of Slurm, on this machine: the names of the nodes, too many to read, and a command
-# on each node. Each command is noted, and DOCTOR is the module that stands in for the doctor.
+# What the file asks of Slurm, on this machine: the names of the nodes, so many that a reader of the first may be gone
+# before the last; and a command on each node. Each is noted, and DOCTOR is the module that stands in for the doctor.
 STAND_INS = {
     "scontrol": "echo localhost; seq 100000",
     "srun": 'echo "$@" >> "$NOTES"; while [[ $1 == --* ]]; do shift; done; "${@/#lib.doctor/$DOCTOR}"',
