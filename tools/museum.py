@@ -25,7 +25,7 @@ SHOWN = (
     "What does each of your checks say of the sick run of every room? This is shown and not judged. A dash means that "
     "a run does not have the numbers that a check looks at."
 )
-SAYS = "A sentence if something is wrong with this run, and an empty text if all is well."  # what a check returns
+SAYS = "What is wrong with this run; an empty text if all is well."  # what a check returns
 
 
 def anchor(title: str) -> str:

@@ -80,9 +80,11 @@ def exhibit(run):
 
 
 def epoch_check(run):
-    after = {known["along dp"]: known["after"] for known in run.ranks}  # ranks along tp read the same
+    # Ranks along tp read the same: one of them counts.
+    after = {known["along dp"]: known["after"] for known in run.ranks}
     parts = [known["before"] for known in run.ranks] + list(after.values())
-    read = sorted(number for steps in parts for numbers in steps for number in numbers)
+    steps = [numbers for part in parts for numbers in part]
+    read = sorted(number for numbers in steps for number in numbers)
     if read != list(range(run["epoch"])):
         again = {number for number in read if read.count(number) > 1}
         never = {*range(run["epoch"])} - {*read}

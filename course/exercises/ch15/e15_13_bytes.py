@@ -80,11 +80,12 @@ def exhibit(run):
 
 def byte_check(run):
     n = run.layout["dp"]
-    due = run["elements"] * (n - 1) / n  # a byte for each element that this rank sends
+    due = run["elements"] * (n - 1) / n  # a byte for each element it sends
     for rank, calls in enumerate(run.sent):
-        sent = sum(call.bytes for call in calls if call.kind == "all_gather" and call.axis == "dp")
+        gathers = [call for call in calls if call.kind == "all_gather"]
+        sent = sum(call.bytes for call in gathers if call.axis == "dp")
         if sent > due:
-            return f"rank {rank} gathers weights with {sent:.0f} bytes, and {due:.0f} would do"
+            return f"rank {rank} gathers with {sent:.0f} bytes, not {due:.0f}"
     return ""
 
 
@@ -97,7 +98,7 @@ def by_messages(run):
 
 
 MISTAKES = """
-call.kind == "all_gather" and call.axis == "dp" => call.kind == "all_gather"
+for call in gathers if call.axis == "dp" => for call in gathers
     You count the bytes of all gathers, and with tensor parallelism activations are gathered too.
         Only the gather along dp has weights.
 run["elements"] * (n - 1) / n => run["elements"]

@@ -100,15 +100,20 @@ def exhibit(run):
 
 
 def order_check(run):
-    left = [[call for call in known["calls"] if call[0] != "run"] for known in run.ranks]
+    calls = [known["calls"] for known in run.ranks]
+    left = [[call for call in mine if call[0] != "run"] for mine in calls]
     moved = True
     while moved:
         moved = False
         for rank, mine in enumerate(left):
-            if mine and mine[0][0] == "send" and left[mine[0][1]][:1] == [("recv", rank, mine[0][2])]:
-                del left[mine[0][1]][0], mine[0]
+            if not mine or mine[0][0] != "send":
+                continue
+            _, peer, what = mine[0]
+            if left[peer][:1] == [("recv", rank, what)]:
+                del left[peer][0], mine[0]
                 moved = True
-    return ", ".join(f"rank {rank} waits in {mine[0][0]} {mine[0][2]}" for rank, mine in enumerate(left) if mine)
+    waits = [(rank, *mine[0]) for rank, mine in enumerate(left) if mine]
+    return ", ".join(f"rank {r} waits in {kind} {x}" for r, kind, _, x in waits)
 
 
 def by_circle(run):

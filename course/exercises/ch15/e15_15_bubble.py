@@ -91,9 +91,10 @@ def exhibit(run):
 
 def bubble_check(run):
     step = max(known["end"] for known in run.ranks)
-    idle = 1 - sum(known["busy"] for known in run.ranks) / (len(run.ranks) * step)
+    busy = sum(known["busy"] for known in run.ranks)
+    idle = 1 - busy / (len(run.ranks) * step)
     if abs(idle - run["bubble"]) > 1e-9:
-        return f"{run['bubble']:.1%} is reported, and the ranks are idle in {idle:.1%} of the step"
+        return f"{run['bubble']:.1%} is reported, {idle:.1%} is counted"
 
 
 def by_formula(run):

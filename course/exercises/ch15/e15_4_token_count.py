@@ -74,7 +74,9 @@ def exhibit(run):
 def token_check(run):
     alone, ours = run.alone["gradient"], run["gradient"]
     apart = (ours - alone).norm() / alone.norm()
-    return f"the gradient is {apart:.0%} away from that of one process" if apart > 1e-9 else ""
+    if apart > 1e-9:
+        return f"the gradient is {apart:.0%} away from one process"
+    return ""
 
 
 def by_loss(run):

@@ -82,14 +82,17 @@ def _norm(run):
 
 
 def norm_check(run):
-    replica = {known["along tp"]: known for known in run.ranks}  # one for each coordinate on tp
+    # One rank for each coordinate on tp.
+    replica = {known["along tp"]: known for known in run.ranks}
     square = 0
     for i, known in replica.items():
         for name, gradient in known["gradients"].items():
             if known["cut"][name] or i == 0:
                 square += gradient.square().sum().item()
     apart = abs(run["norm"] / square**0.5 - 1)
-    return f"norm {run['norm']:.4f} is logged, and the gradients have {square**0.5:.4f}" if apart > 1e-9 else ""
+    if apart > 1e-9:
+        return f"norm {run['norm']:.4f} is logged, and is {square**0.5:.4f}"
+    return ""
 
 
 def by_whole(run):

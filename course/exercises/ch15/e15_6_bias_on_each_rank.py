@@ -75,7 +75,7 @@ def output_check(run):
         right = run.alone["output"][known["samples"]]
         apart = (known["output"] - right).norm() / right.norm()
         if apart > 1e-9:
-            return f"rank {rank} has an output that is {apart:.0%} away from one process"
+            return f"rank {rank} is {apart:.0%} away from one process"
     return ""
 
 

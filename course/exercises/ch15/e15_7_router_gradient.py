@@ -84,11 +84,13 @@ def exhibit(run):
 
 def replica_check(run):
     for rank, known in enumerate(run.ranks):
-        first = next(one for one in run.ranks if one["along dp"] == known["along dp"])
+        dp = known["along dp"]
+        same = [one for one in run.ranks if one["along dp"] == dp]
+        replica = same[0]["gradients"]
         for name, gradient in known["gradients"].items():
-            apart = (gradient - first["gradients"][name]).norm() / gradient.norm()
+            apart = (gradient - replica[name]).norm() / gradient.norm()
             if not known["cut"][name] and apart > 1e-9:
-                return f"the gradient of {name} on rank {rank} is {apart:.0%} away from that of its replica"
+                return f"{name} on rank {rank}: {apart:.0%} from its replica"
     return ""
 
 
@@ -100,7 +102,7 @@ def by_router(run):
 
 
 MISTAKES = """
-one["along dp"] == known["along dp"] => True
+one["along dp"] == dp => True
     You compare ranks that have different samples. Their gradients are equal only after the sum along dp.
         Compare a rank with those that have the same coordinate on dp.
 """

@@ -86,9 +86,10 @@ def exhibit(run):
 
 
 def loss_check(run):
-    for step, (ours, right) in enumerate(zip(run["loss"], run.alone["loss"], strict=True)):
+    losses = zip(run["loss"], run.alone["loss"], strict=True)
+    for step, (ours, right) in enumerate(losses):
         if abs(ours - right) > 1e-9 * right:
-            return f"step {step} has loss {ours:.6f}, and {right:.6f} in one process"
+            return f"step {step}: loss {ours:.6f}, alone {right:.6f}"
     return ""
 
 
