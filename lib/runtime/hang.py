@@ -84,6 +84,12 @@ class View:
     def circle(self) -> tuple[int, ...]:
         return circle_of(self.waits)
 
+    @property
+    def awaited(self) -> tuple[int, ...]:
+        """Whom the others wait for: ranks that do not wait; if all wait, the cycle, or those who did not call."""
+        late = sorted({peer for wait in self.waits.values() for peer in wait.late})
+        return tuple(rank for rank in late if rank not in self.waits) or self.circle or tuple(late)
+
     def summary(self) -> str:
         """One line: which ranks wait and which are done; it is a deadlock only if there is a cycle of waits."""
         circle = self.circle
@@ -146,6 +152,7 @@ class HangError(RunError):
     Attributes:
         waits: rank → the call it waits in.
         finished: ranks whose function returned.
+        awaited: ranks that the others wait for.
         circle: the cycle of waits: each rank waits for the next, and the last for the first; () if there is no cycle.
     """
 
@@ -153,6 +160,7 @@ class HangError(RunError):
         super().__init__(message)
         view = view or View({}, {})
         self.waits, self.finished, self.circle = dict(view.waits), view.finished, view.circle
+        self.awaited = view.awaited
 
 
 class Stillness:

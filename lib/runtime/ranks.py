@@ -44,7 +44,13 @@ class RankError(RunError):
 
 
 class RunTimeout(RunError, TimeoutError):
-    """The ranks were still computing when the time limit passed."""
+    """The ranks were still computing when the time limit passed.
+
+    Attributes:
+        awaited: ranks that the others waited for.
+    """
+
+    awaited: tuple[int, ...] = ()
 
 
 class Ranks:
@@ -95,7 +101,7 @@ class Ranks:
                     self._hear(rank)
                 self._watch_headroom()
                 if time.monotonic() > deadline:
-                    raise RunTimeout(self._timeout(timeout_s))
+                    raise self._timeout(timeout_s)
                 if still_s := stillness.look(self.table.heads()):
                     raise self._hang(still_s)
         finally:
@@ -145,13 +151,15 @@ class Ranks:
         view = self.table.view()
         return HangError(view.explain(still_s), view)
 
-    def _timeout(self, timeout_s: float) -> str:
-        """Where each rank was when the time limit passed."""
-        report = self._unreadable() or self.table.view().report()
-        lines = [f"the ranks were not done after {timeout_s:g} s (timeout_s). They were here:", report]
+    def _timeout(self, timeout_s: float) -> RunTimeout:
+        """The error with the place where each rank was when the time limit passed."""
+        view = None if (report := self._unreadable()) else self.table.view()
+        lines = [f"the ranks were not done after {timeout_s:g} s (timeout_s). They were here:"]
+        lines.append(view.report() if view else report)
         stacks = {rank: stack.rstrip() for rank, (stack, _) in self._ask().items() if rank not in self.done}
-        lines += [f"rank {rank}:\n{stack}" for rank, stack in stacks.items()]
-        return "\n".join(lines)
+        error = RunTimeout("\n".join(lines + [f"rank {rank}:\n{stack}" for rank, stack in stacks.items()]))
+        error.awaited = view.awaited if view else ()
+        return error
 
     def _ask(self) -> dict[int, tuple[str, bool]]:
         """For each rank that answers: where its threads are, and whether one may still send."""

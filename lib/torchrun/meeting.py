@@ -60,47 +60,63 @@ def meet(rank: int, size: int, settings: Mapping[str, object], problem: str = ""
         StartError: a rank did not come, has a problem, or has other settings, or another library, than rank 0; on
             every rank.
     """
-    where = "{MASTER_ADDR}:{MASTER_PORT}".format_map(os.environ)
     settings = {**settings, "torch": torch.__version__.partition("+")[0]}
+    store, members = roster(rank, size, settings, problem, START_S)
+    if missing := [i for i, one in enumerate(members) if one is None]:
+        raise StartError(
+            f"{named_ranks(missing)} of {size} did not come to {_where()} within {START_S:.0f} s: see what torchrun "
+            "says on the other machines"
+        )
+    _check_alike(members)
+    return store, members
+
+
+def roster(
+    rank: int, size: int, settings: Mapping[str, object], problem: str, start_s: float
+) -> tuple[dist.Store, list[Member | None]]:
+    """Return the store of this round, and who came within `start_s`, in rank order; None for a rank that did not.
+
+    Raises:
+        StartError: this rank found no store, or no rank 0.
+    """
     first = os.environ.get("LOCAL_RANK", "0") == "0"  # one rank per machine reads the library's files
     sources = {path.relative_to(LIB).as_posix(): path for path in LIB.rglob("*.py")} if first else {}
     files = {name: zlib.crc32(path.read_bytes()) for name, path in sources.items()}
     mine = Member(address=address_towards(os.environ["MASTER_ADDR"]), settings=settings, files=files, problem=problem)
     try:
-        store, *_ = next(dist.rendezvous("env://", rank, size, timeout=timedelta(seconds=START_S)))
+        store, *_ = next(dist.rendezvous("env://", rank, size, timeout=timedelta(seconds=start_s)))
         store = dist.PrefixStore("parallel by hand", store)
-        found = _collect(store, size, mine) if rank == 0 else _enter(store, rank, mine)
+        found = _collect(store, size, mine, start_s) if rank == 0 else _enter(store, rank, mine, start_s)
     except (dist.DistError, TimeoutError) as error:
         why = (str(error) or type(error).__name__).splitlines()[0]
         raise StartError(
-            f"rank {rank} of {size} on {mine.host} found no ranks at {where} for {START_S:.0f} s: torchrun must run on "
-            f"every machine, with the same --rdzv-endpoint, and reach it ({why})"
+            f"rank {rank} of {size} on {mine.host} found no ranks at {_where()} for {start_s:.0f} s: torchrun must run "
+            f"on every machine, with the same --rdzv-endpoint, and reach it ({why})"
         ) from None
-    if missing := [i for i, one in enumerate(found) if one is None]:
-        raise StartError(
-            f"{named_ranks(missing)} of {size} did not come to {where} within {START_S:.0f} s: see what torchrun says "
-            "on the other machines"
-        )
-    members = [Member(**one) for one in found]
-    _check_alike(members)
+    members = [one and Member(**one) for one in found]
     return dist.PrefixStore(members[0].nonce, store), members
 
 
-def _collect(store: dist.Store, size: int, mine: Member) -> list[dict | None]:
+def _where() -> str:
+    """The address of torchrun's store."""
+    return "{MASTER_ADDR}:{MASTER_PORT}".format_map(os.environ)
+
+
+def _collect(store: dist.Store, size: int, mine: Member, start_s: float) -> list[dict | None]:
     """On rank 0: begin a round, and return all entries; None for a rank that did not come."""
     store.set("round", mine.nonce)
     keys = [f"{mine.nonce} {rank}" for rank in range(size)]
     store.set(keys[0], json.dumps(asdict(mine)))
     with suppress(dist.DistError):  # some did not come
-        store.wait(keys, timedelta(seconds=START_S))
+        store.wait(keys, timedelta(seconds=start_s))
     found = [json.loads(store.get(key)) if store.check([key]) else None for key in keys]
     store.set(f"{mine.nonce} roster", json.dumps(found))
     return found
 
 
-def _enter(store: dist.Store, rank: int, mine: Member) -> list[dict | None]:
+def _enter(store: dist.Store, rank: int, mine: Member, start_s: float) -> list[dict | None]:
     """On all further ranks: enter the round, again if rank 0 has been restarted since, and return its roster."""
-    entered, until = "", time.monotonic() + START_S + 5  # rank 0 waits as long, and says who is missing
+    entered, until = "", time.monotonic() + start_s + 5  # rank 0 waits as long, and says who is missing
     while time.monotonic() < until:
         current = store.get("round").decode()
         if current != entered:

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 from lib.runtime.server import RunError
 
 if TYPE_CHECKING:
+    import torch.distributed as dist
+
     from lib.mesh import Group
     from lib.torchrun.watchdog import Watchdog
 
@@ -46,30 +48,50 @@ def init(
         StartError: torchrun's variables are incomplete, there are fewer CUDA devices than ranks, a rank did not come or
             cannot connect, or the machines differ in settings, library or torch; on every rank.
     """
-    import torch
-    import torch.distributed as dist
-
     from lib import mesh
-    from lib.runtime import calls, spy
-    from lib.runtime.hang import RUNNING
     from lib.torchrun.meeting import choose_interface, meet
     from lib.torchrun.watchdog import Watchdog
 
     rank, size = of_torchrun()
     if not size:
         return mesh.Group()
-    cuda = device != "cpu" and torch.cuda.is_available()
-    backend = "nccl" if cuda else "gloo"
-    if cuda:
-        torch.cuda.set_device(gpu_of_rank(torch.cuda.device_count()))
+    backend = choose_backend(device)
     store, members = meet(rank, size, {**(settings or {}), "backend": backend}, problem)
     watchdog = Watchdog(store, rank, members, timeout_s, choose_interface(rank, members))
-    mesh.timeout = timedelta(seconds=timeout_s + 60)  # the report comes first
+    return connect(backend, store, watchdog)
+
+
+def choose_backend(device: str | None = None) -> str:
+    """NCCL if there are CUDA devices, of which this rank takes one; else, or with `device="cpu"`, gloo."""
+    import torch
+
+    if device == "cpu" or not torch.cuda.is_available():
+        return "gloo"
+    torch.cuda.set_device(gpu_of_rank(torch.cuda.device_count()))
+    return "nccl"
+
+
+def connect(backend: str, store: dist.Store, watchdog: Watchdog) -> Group:
+    """Make the group of all ranks, whose calls the watchdog sees from now on.
+
+    Raises:
+        StartError: this rank cannot connect.
+    """
+    import torch.distributed as dist
+
+    from lib import mesh
+    from lib.runtime import calls, spy
+    from lib.runtime.hang import RUNNING
+    from lib.torchrun.watchdog import Verdict
+
+    rank, size = watchdog.rank, len(watchdog.members)
+    mesh.timeout = timedelta(seconds=watchdog.limit_s + 60)  # the report comes first
     try:
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=mesh.timeout)
     except RuntimeError as error:
         watchdog.stop()
-        raise StartError(watchdog.give_up(watchdog.cannot_connect(str(error).splitlines()[0]))) from None
+        why = Verdict(watchdog.cannot_connect(str(error).splitlines()[0]), (rank,))
+        raise StartError(watchdog.give_up(why).text) from None
     if calls.table is None:
         spy.watch()
     calls.table = watchdog.table

@@ -6,9 +6,9 @@ The idea: every two seconds a thread of each rank writes its row of the table in
 rank that waits for a long time reads the rows of all ranks. It has the report of `run` then, with the machine of each
 rank, and ends the run if
 
-    a row is older than SILENT_S              the process is stopped, or its machine or network is gone
-    all wait, and nothing moves for STILL_S   they wait forever
-    its wait is longer than the limit         a rank computes, or does something that is no call
+    a row is older than `silent_s`              the process is stopped, or its machine or network is gone
+    all wait, and nothing moves for `still_s`   they wait forever
+    its wait is longer than the limit           a rank computes, or does something that is no call
 
 One rank per machine prints the report, and all end, so torchrun may start them again.
 """
@@ -24,16 +24,13 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import timedelta
+from typing import NamedTuple
 
 import torch.distributed as dist
 
 from lib.runtime.call_table import CallTable
 from lib.runtime.hang import STARTING, WAITING, Row, View, all_wait, named_ranks, written_bytes
 from lib.torchrun.meeting import START_S, Member, interfaces
-
-BEAT_S = 2.0
-SILENT_S = 30.0
-STILL_S = 30.0
 
 
 class Unchanged:
@@ -50,18 +47,29 @@ class Unchanged:
         return now - self._since_s
 
 
+class Verdict(NamedTuple):
+    """Why a run must end: a sentence with the report, and the ranks that the others wait for."""
+
+    text: str
+    ranks: tuple[int, ...] = ()
+
+
 class Watchdog:
     """A thread that writes the row of this rank into the store, and ends a run that hangs.
 
     `limit_s` is the longest wait in one call, `over` the network that gloo uses.
     """
 
+    beat_s = 2.0  # between two rows
+    silent_s = still_s = 30.0
+    start_s = START_S
+
     def __init__(self, store: dist.Store, rank: int, members: Sequence[Member], limit_s: float, over: str) -> None:
         self.table, self.rank = CallTable(None, len(members), rank), rank
         self.table.state(STARTING)
         self.members, self.limit_s, self.over = members, limit_s, over
         self._store = store.clone()  # a connection of its own: a call of the rank may block the other
-        self._store.set_timeout(timedelta(seconds=SILENT_S))
+        self._store.set_timeout(timedelta(seconds=self.silent_s))
         self._beats = 0
         self._latest = [Unchanged() for _ in members]  # beat of each rank
         self._moved = Unchanged()  # moves and bytes of all ranks
@@ -74,52 +82,50 @@ class Watchdog:
     def stop(self) -> None:
         """End the thread."""
         self._end.set()
-        self._thread.join(2 * BEAT_S)
+        self._thread.join(2 * self.beat_s)
 
     def _run(self) -> None:
-        while not self._end.wait(BEAT_S):
+        while not self._end.wait(self.beat_s):
             try:
                 self._write()
                 if self._store.check(["over"]):
-                    self._leave(self._store.get("over").decode())
+                    self._leave(Verdict(*marshal.loads(self._store.get("over"))))
                 row = self.table.row(self.rank)
                 waits_s = row.for_s if row.state in (STARTING, WAITING) else 0.0
-                if waits_s > min(STILL_S, SILENT_S, self.limit_s, START_S) / 2 and (text := self._judge()):
-                    self.give_up(text)
-                    self._leave(text)
+                if waits_s > min(self.still_s, self.silent_s, self.limit_s, self.start_s) / 2:
+                    if verdict := self._judge():
+                        self._leave(self.give_up(verdict))
             except dist.DistError as error:  # the store is on one of the machines
                 if self.table.row(self.rank).state == WAITING and not self._end.is_set():
-                    self._leave(
-                        f"rank {self.rank} waits, and the machine of torchrun's store does not answer: {error}"
-                    )
+                    why = f"rank {self.rank} waits, and the machine of torchrun's store does not answer: {error}"
+                    self._leave(Verdict(why))
 
     def _write(self) -> None:
         self._beats += 1
         said = self._beats, written_bytes(), *self.table.row(self.rank)
         self._store.set(f"row {self.rank}", marshal.dumps(said))
 
-    def _judge(self) -> str:
-        """Why the run must end, with the report; "" if it need not."""
+    def _judge(self) -> Verdict | None:
+        """Why the run must end; None if it need not."""
         said = self._store.multi_get([f"row {rank}" for rank in range(len(self.members))])
         beats, written, *columns = zip(*map(marshal.loads, said), strict=True)
         rows = dict(enumerate(map(Row, *columns)))
         mine, still_s = rows[self.rank], self._moved.seconds((written, [row.moves for row in rows.values()]))
         view = View.of(rows, hosts={rank: one.host for rank, one in enumerate(self.members)})
         ages_s = [latest.seconds(beat) for latest, beat in zip(self._latest, beats, strict=True)]
-        silent = {rank: for_s for rank, for_s in enumerate(ages_s) if for_s > SILENT_S}
+        silent = {rank: for_s for rank, for_s in enumerate(ages_s) if for_s > self.silent_s}
         if silent:
             view.said = {rank: f"has said nothing for {for_s:.0f} s" for rank, for_s in silent.items()}
-            gone = "its process is stopped, or its machine or network is gone"
-            return (
-                f"hang: {named_ranks([*silent])} gave no sign of life for {SILENT_S:.0f} s: {gone}.\n{view.report()}"
-            )
-        if mine.state == STARTING and mine.for_s > START_S:
-            return self.cannot_connect(f"no connection for {START_S:.0f} s")
-        if still_s > STILL_S and all_wait({row.state for row in rows.values()}):
-            return view.explain(still_s)
+            gone = f"gave no sign of life for {self.silent_s:.0f} s: its process is stopped, or its machine or network"
+            return Verdict(f"hang: {named_ranks([*silent])} {gone} is gone.\n{view.report()}", tuple(silent))
+        if mine.state == STARTING and mine.for_s > self.start_s:
+            return Verdict(self.cannot_connect(f"no connection for {self.start_s:.0f} s"), (self.rank,))
+        if still_s > self.still_s and all_wait({row.state for row in rows.values()}):
+            return Verdict(view.explain(still_s), view.awaited)
         if mine.state == WAITING and mine.for_s > self.limit_s:
-            return f"rank {self.rank} has waited for {mine.for_s:.0f} s, the limit.\n{view.report()}"
-        return ""
+            text = f"rank {self.rank} has waited for {mine.for_s:.0f} s, the limit.\n{view.report()}"
+            return Verdict(text, view.awaited)
+        return None
 
     def cannot_connect(self, why: str) -> str:
         """The sentence for this rank, if it cannot connect."""
@@ -129,18 +135,25 @@ class Watchdog:
             f"{why}; set GLOO_SOCKET_IFNAME to the interface of the network that all machines share, one of {here}"
         )
 
-    def give_up(self, text: str) -> str:
-        """Pass the reason to all ranks, whose threads print it and exit; return it."""
+    def give_up(self, verdict: Verdict) -> Verdict:
+        """Pass the verdict to all ranks, whose threads print it and exit; return it."""
         with suppress(dist.DistError):
-            self._store.set("over", text)
-        return text
+            self._store.set("over", marshal.dumps(tuple(verdict)))
+        return verdict
 
-    def _leave(self, text: str) -> None:
-        """End this process; the first rank of a machine prints why. The pause is for the threads of the other ranks."""
-        first = True
-        with suppress(dist.DistError):
-            first = self._store.add(f"told on {self.members[self.rank].machine}", 1) == 1
-        if first:
-            print(f"\n{text}", file=sys.stderr, flush=True)
-        time.sleep(2 * BEAT_S)
+    def _leave(self, verdict: Verdict) -> None:
+        """End this process, after a pause for the threads of the other ranks."""
+        self.tell(verdict)
+        time.sleep(2 * self.beat_s)
         os._exit(1)
+
+    def tell(self, verdict: Verdict) -> None:
+        """Print why the run ends, on the first rank of a machine."""
+        if self.first(f"told on {self.members[self.rank].machine}"):
+            print(f"\n{verdict.text}", file=sys.stderr, flush=True)
+
+    def first(self, what: str) -> bool:
+        """Whether no rank asked this before; also if the store does not answer."""
+        with suppress(dist.DistError):
+            return self._store.add(what, 1) == 1
+        return True

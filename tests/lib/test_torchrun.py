@@ -21,7 +21,7 @@ THERE = Member("node1", "b", "10.77.0.2", {"lr": 0.1}, {"comm.py": 1})
 
 
 def entered(store, rank, member, into):
-    into[rank] = meeting._enter(store, rank, member)
+    into[rank] = meeting._enter(store, rank, member, 120)
 
 
 @pytest.mark.parametrize("first", ["the ranks", "rank 0"])
@@ -34,7 +34,7 @@ def test_a_round_counts_only_its_own_entries(first, monkeypatch):
         store.set(f"old {rank}", json.dumps(dataclasses.asdict(old)))
     store.set("old roster", json.dumps([dataclasses.asdict(old)] * 3))
     late = [threading.Thread(target=entered, args=(store, rank, THERE, found)) for rank in (1, 2)]
-    zero = threading.Thread(target=lambda: found.update({0: meeting._collect(store, 3, HERE)}))
+    zero = threading.Thread(target=lambda: found.update({0: meeting._collect(store, 3, HERE, 120)}))
     for one in (*late, zero) if first == "the ranks" else (zero, *late):
         one.start()
         time.sleep(0.05)
@@ -44,13 +44,11 @@ def test_a_round_counts_only_its_own_entries(first, monkeypatch):
     assert [Member(**one) for one in found[0]] == [HERE, THERE, THERE]
 
 
-def test_who_does_not_come_is_named(monkeypatch):
-    monkeypatch.setattr(meeting, "START_S", 0.2)
+def test_who_does_not_come_is_named():
     store = dist.HashStore()
-    assert meeting._collect(store, 2, HERE) == [dataclasses.asdict(HERE), None]
+    assert meeting._collect(store, 2, HERE, 0.2) == [dataclasses.asdict(HERE), None]
     with pytest.raises(TimeoutError, match="rank 0 does not answer"):
-        monkeypatch.setattr(meeting, "START_S", -4.9)
-        meeting._enter(dist.PrefixStore("elsewhere", with_a_round(store)), 1, THERE)
+        meeting._enter(dist.PrefixStore("elsewhere", with_a_round(store)), 1, THERE, -4.9)
 
 
 def with_a_round(store):
@@ -114,7 +112,7 @@ class Kept(dist.HashStore):
 @pytest.fixture
 def watched(monkeypatch):
     """A watch of rank 0 of two whose thread sleeps, and a function by which rank 1 says something."""
-    monkeypatch.setattr(watchdog, "BEAT_S", 1000.0)
+    monkeypatch.setattr(Watchdog, "beat_s", 1000.0)
     monkeypatch.setattr(watchdog, "written_bytes", lambda: 0)
     store = Kept()
     one = Watchdog(store, 0, [HERE, THERE], 60.0, "eth7")
@@ -126,7 +124,8 @@ def watched(monkeypatch):
         if other is not None:
             store.set("row 1", marshal.dumps((next(beats), 0, *other.row(1))))
         one._write()
-        return one._judge()
+        verdict = one._judge()
+        return verdict.text if verdict else ""
 
     yield one, passes
     one._end.set()

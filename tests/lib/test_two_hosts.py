@@ -39,9 +39,10 @@ DEBIAN = {
 # The same program with shorter limits, so that a test need not wait as long as a reader may.
 HASTY = """
 import sys
-from lib.torchrun import meeting, watchdog as dog
-meeting.START_S = dog.START_S = float(sys.argv.pop(1))
-dog.BEAT_S, dog.SILENT_S, dog.STILL_S = 0.5, 4.0, 4.0
+from lib.torchrun import meeting
+from lib.torchrun.watchdog import Watchdog
+meeting.START_S = Watchdog.start_s = float(sys.argv.pop(1))
+Watchdog.beat_s, Watchdog.silent_s, Watchdog.still_s = 0.5, 4.0, 4.0
 """
 TRAINS = "from lib.train import main; main()"
 
