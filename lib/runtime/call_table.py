@@ -53,7 +53,15 @@ class _Row(Structure):
 
 
 class MismatchError(RuntimeError):
-    """Two ranks of a group made different calls where they must make the same call."""
+    """Two ranks of a group made different calls where they must make the same call.
+
+    Attributes:
+        ranks: the two.
+    """
+
+    def __init__(self, message: str, ranks: Sequence[int] = ()) -> None:
+        super().__init__(message)  # `pickle` makes it of this alone, and then adds the attributes
+        self.ranks = tuple(ranks)
 
 
 class CallTable:
@@ -127,7 +135,7 @@ class CallTable:
             time.sleep(0.001)  # perhaps it was read during a write: look again
             if theirs.what != text and theirs.count == number + 1:
                 sides = {self.rank: (what, where), peer: (_text(theirs.what), _text(theirs.where))}
-                error = MismatchError(_mismatch(number, sides))
+                error = mismatch(number, sides)
                 self._row.note = str(error).encode()[:_NOTE]
                 mine.count = number  # the others still wait for it
                 raise error
@@ -219,9 +227,10 @@ class Waiting:
             self.table.state(RUNNING)
 
 
-def _mismatch(number: int, sides: dict[int, tuple[str, str]]) -> str:
+def mismatch(number: int, sides: dict[int, tuple[str, str]]) -> MismatchError:
+    """The error for two ranks, each with its call and the line that made it."""
     width = max(len(what) for what, _ in sides.values())
     rows = [f"  rank {rank}  {what:<{width}}  {where}".rstrip() for rank, (what, where) in sorted(sides.items())]
     begin = f"{named_ranks(sorted(sides))} disagree: their call number {number + 1} in this group differs."
     end = "  Every rank of a group must make the same calls, in the same order, with the same shape and dtype."
-    return "\n".join([begin, *rows, end])
+    return MismatchError("\n".join([begin, *rows, end]), sorted(sides))

@@ -181,7 +181,7 @@ def _where() -> tuple[str, bool]:
 def _explain(error: BaseException, rank: int, world_size: int, temporary: str) -> tuple[str, Exception]:
     """`error`, or `peer gone`, which is never the cause; and the error that the run raises for it."""
     if isinstance(error, MismatchError):
-        return "error", MismatchError(str(error))
+        return "error", MismatchError(str(error), error.ranks)
     if isinstance(error, RankError):  # of this file
         return "error", error
     name, trace_back = type(error).__name__, "".join(_tidy(traceback.format_exception(error))).rstrip()

@@ -65,7 +65,8 @@ def meet(rank: int, size: int, settings: Mapping[str, object], problem: str = ""
     if missing := [i for i, one in enumerate(members) if one is None]:
         raise StartError(
             f"{named_ranks(missing)} of {size} did not come to {_where()} within {START_S:.0f} s: see what torchrun "
-            "says on the other machines"
+            "says on the other machines",
+            tuple(missing),
         )
     _check_alike(members)
     return store, members
@@ -83,15 +84,17 @@ def roster(
     sources = {path.relative_to(LIB).as_posix(): path for path in LIB.rglob("*.py")} if first else {}
     files = {name: zlib.crc32(path.read_bytes()) for name, path in sources.items()}
     mine = Member(address=address_towards(os.environ["MASTER_ADDR"]), settings=settings, files=files, problem=problem)
+    store = None
     try:
         store, *_ = next(dist.rendezvous("env://", rank, size, timeout=timedelta(seconds=start_s)))
         store = dist.PrefixStore("parallel by hand", store)
         found = _collect(store, size, mine, start_s) if rank == 0 else _enter(store, rank, mine, start_s)
     except (dist.DistError, TimeoutError) as error:
-        why = (str(error) or type(error).__name__).splitlines()[0]
+        why = "rank 0 does not answer" if store else (str(error) or type(error).__name__).splitlines()[0]
         raise StartError(
             f"rank {rank} of {size} on {mine.host} found no ranks at {_where()} for {start_s:.0f} s: torchrun must run "
-            f"on every machine, with the same --rdzv-endpoint, and reach it ({why})"
+            f"on every machine, with the same --rdzv-endpoint, and reach it ({why})",
+            (0,) if store else (),
         ) from None
     members = [one and Member(**one) for one in found]
     return dist.PrefixStore(members[0].nonce, store), members

@@ -24,7 +24,15 @@ _watchdogs: list[Watchdog] = []  # of this process: one, because torch has one d
 
 
 class StartError(RunError, ValueError):
-    """The variables of torchrun contradict each other or this machine, or the ranks do not agree."""
+    """The variables of torchrun contradict each other or this machine, or the ranks do not agree.
+
+    Attributes:
+        missing: ranks that did not come, if this is why.
+    """
+
+    def __init__(self, message: str, missing: tuple[int, ...] = ()) -> None:
+        super().__init__(message)
+        self.missing = missing
 
 
 def init(

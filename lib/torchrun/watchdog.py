@@ -105,10 +105,17 @@ class Watchdog:
         said = self._beats, written_bytes(), *self.table.row(self.rank)
         self._store.set(f"row {self.rank}", marshal.dumps(said))
 
+    def _read(self) -> list[tuple]:
+        """What each rank wrote last: its beats, bytes and row."""
+        return [*map(marshal.loads, self._store.multi_get([f"row {rank}" for rank in range(len(self.members))]))]
+
+    def beats(self) -> list[int]:
+        """How often each rank wrote its row."""
+        return [beats for beats, *_ in self._read()]
+
     def _judge(self) -> Verdict | None:
         """Why the run must end; None if it need not."""
-        said = self._store.multi_get([f"row {rank}" for rank in range(len(self.members))])
-        beats, written, *columns = zip(*map(marshal.loads, said), strict=True)
+        beats, written, *columns = zip(*self._read(), strict=True)
         rows = dict(enumerate(map(Row, *columns)))
         mine, still_s = rows[self.rank], self._moved.seconds((written, [row.moves for row in rows.values()]))
         view = View.of(rows, hosts={rank: one.host for rank, one in enumerate(self.members)})
@@ -116,7 +123,9 @@ class Watchdog:
         silent = {rank: for_s for rank, for_s in enumerate(ages_s) if for_s > self.silent_s}
         if silent:
             view.said = {rank: f"has said nothing for {for_s:.0f} s" for rank, for_s in silent.items()}
-            gone = f"gave no sign of life for {self.silent_s:.0f} s: its process is stopped, or its machine or network"
+            gone = (
+                f"gave no sign of life for {self.silent_s:.0f} s: its process is stopped, or its machine or network"
+            )
             return Verdict(f"hang: {named_ranks([*silent])} {gone} is gone.\n{view.report()}", tuple(silent))
         if mine.state == STARTING and mine.for_s > self.start_s:
             return Verdict(self.cannot_connect(f"no connection for {self.start_s:.0f} s"), (self.rank,))

@@ -1,0 +1,50 @@
+"""The command line: `torchrun … -m lib.doctor` on a cluster, or `python -m lib.doctor --ranks 4` on one machine.
+
+Its exit code is 1 if something looks wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from lib.doctor.exam import on_this_machine, under_torchrun
+from lib.doctor.page import tell
+from lib.launch import RunError
+from lib.mesh import MeshShape
+from lib.torchrun.start import of_torchrun, speaks
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m lib.doctor", description="Examine the ranks and their links.")
+    parser.add_argument("--ranks", type=int, default=2, metavar="N", help="on this machine, without torchrun")
+    parser.add_argument("--axes", metavar="dp=2,tp=2", help="measure the groups along these axes, outermost first")
+    parser.add_argument("--json", metavar="FILE", help="write what was measured and found")
+    args = parser.parse_args(argv)
+    try:
+        rank, size = of_torchrun()
+        shape = _shape(args.axes, size or args.ranks)
+        report = under_torchrun(rank, size, shape, args.json) if size else on_this_machine(shape)
+    except (RunError, ValueError) as error:
+        parser.exit(2, f"{parser.prog}: {error}\n")
+    if rank == 0 or not report.members[0] and (rank == 1 or speaks(rank)):
+        tell(report, args.json)
+    sys.exit(bool(report.findings))
+
+
+def _shape(axes: str | None, ranks: int) -> MeshShape:
+    """The mesh that `--axes` names; without it one axis of all ranks."""
+    if axes is None:
+        return MeshShape(world=ranks)
+    try:
+        shape = MeshShape(**{name: int(n) for name, n in (one.split("=") for one in axes.split(","))})
+    except ValueError:
+        raise ValueError(f"--axes {axes} must be axes and their sizes, such as dp=2,tp=2") from None
+    if shape.size != ranks:
+        raise ValueError(f"--axes {axes} needs {shape.size} ranks, and there are {ranks}")
+    return shape
+
+
+if __name__ == "__main__":
+    main()
