@@ -32,7 +32,7 @@ from lib.launch import device, done_s
 from lib.mesh import Group, Mesh, MeshShape
 from lib.torchrun.meeting import Member
 
-ROUNDS, LEAST_ROUNDS, BUDGET_S = 12, 4, 8.0  # of a measurement; no further round begins after the budget
+ROUNDS, LEAST_ROUNDS, BUDGET_S = 12, 4, 6.0  # of a measurement; no further round begins after the budget
 MOST_PAIRS = 120  # of more, those are measured that are neighbours on an axis
 SLOW = {"latency": 4.0, "transfer": 2.0, "compute": 1.5}  # times as slow as their likes
 MOST_OF_ITS_LINKS = 0.7  # of so many: the rank is slow
