@@ -1,0 +1,292 @@
+"""The doctor names the fault that was put in, and none where there is none.
+
+Kind, place and strength of a fault are drawn. It is put in from outside: into the environment or the clock of a rank,
+its messages (`comm.link`), its processor, or by a rank that never comes.
+"""
+
+import functools
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+
+from lib import comm
+from lib.doctor import exam, links, settings
+from lib.doctor.__main__ import main
+from lib.doctor.links import outliers
+from lib.mesh import MeshShape
+from lib.runtime.transfer import Pending
+from lib.torchrun.meeting import Member
+
+ROOT = Path(__file__).parents[2]
+SEED = int(os.environ.get("DOCTOR_SEED", 0))
+KINDS = ("link", "slow", "setting", "mismatch", "missing")  # as the doctor calls them
+WRONG = ["NCCL_P2P_DISABLE=1", "CUDA_DEVICE_MAX_CONNECTIONS=1", "NCCL_ALGO=Tree", "OMP_NUM_THREADS=7"]
+WRONG += ["TORCH_DISTRIBUTED_DEBUG=DETAIL", "GLOO_SOCKET_IFNAME=eth9"]
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What is wrong, on which of `size` ranks, and how much."""
+
+    kind: str
+    size: int
+    ranks: tuple[int, ...] = ()
+    strength: float | str = 0.0
+
+    @classmethod
+    def drawn(cls, kind, rng):
+        size = rng.choice([3, 4])
+        ranks = tuple(rng.sample(range(size), 2 if kind == "link" else 1))
+        strengths = {
+            "link": lambda: ("MB/s", rng.uniform(10, 80)) if rng.random() < 0.5 else ("ms", rng.uniform(5, 30)),
+            "slow": lambda: (rng.choice(["computes", "answers"]), rng.uniform(0.003, 0.02)),
+            "setting": lambda: rng.choice(WRONG),
+            "mismatch": lambda: rng.choice(["float64", "float16", "int32"]),
+            "missing": lambda: "",
+        }
+        return cls(kind, size, ranks, strengths[kind]())
+
+    def is_named(self, findings):
+        """Whether something of this kind is found at this place, and nothing elsewhere."""
+        here = [one for one in findings if {*self.ranks} <= {*one["ranks"]} or {*one["ranks"]} <= {*self.ranks}]
+        kinds = {one["kind"] for one in here if self.kind == "mismatch" or {*one["ranks"]} == {*self.ranks}}
+        return self.kind in kinds and here == findings
+
+
+def ill(fault, world, shape):
+    """Examine ranks, one of which has a fault."""
+    if world.rank in fault.ranks:
+        {"link": slow_link, "slow": laggard, "setting": wrong, "mismatch": another_dtype, "clock": off}[fault.kind](
+            fault
+        )
+    if fault.kind == "hang" and world.rank in fault.ranks:
+        comm.barrier = lambda group: time.sleep(1000)
+    return exam.examined(world, shape)
+
+
+def slow_link(fault):
+    send, (unit, how) = comm.send, fault.strength
+    how = {"bandwidth_Bps": how * 1e6} if unit == "MB/s" else {"bandwidth_Bps": 1e12, "alpha_s": how / 1e3}
+
+    def slowed(x, group, dst):
+        if {group.rank, dst} != {*fault.ranks}:
+            return send(x, group, dst)
+        with comm.link(**how):
+            pending = send(x, group, dst)
+
+        def finish():
+            with comm.link(**how):
+                return pending.wait()
+
+        return Pending(finish)
+
+    comm.send = slowed
+
+
+def laggard(fault):
+    does, sleep_s = fault.strength
+    owner, name = (torch.Tensor, "__matmul__") if does == "computes" else (comm, "send")
+    original = getattr(owner, name)
+
+    def late(*args):
+        time.sleep(sleep_s)
+        return original(*args)
+
+    setattr(owner, name, late)
+
+
+def wrong(fault):
+    name, value = fault.strength.split("=")
+    os.environ[name] = value
+
+
+def another_dtype(fault):
+    original = comm.all_reduce
+    comm.all_reduce = lambda x, group: original(x.to(getattr(torch, fault.strength)), group)
+
+
+def off(fault):
+    clock = time.time
+    time.time = lambda: clock() + fault.strength
+
+
+def examine(fault, monkeypatch):
+    """The findings for ranks of this machine with this fault."""
+    with monkeypatch.context() as patched:
+        patched.setattr(exam, "examined", functools.partial(ill, fault))
+        return exam.on_this_machine(MeshShape(dp=fault.size)).data()["findings"]
+
+
+PATIENT = """
+import os, sys, time
+from lib.doctor import exam
+exam.START_S = 10.0
+who, does = sys.argv.pop(1), sys.argv.pop(1)
+if os.environ["RANK"] == who and does == "missing":
+    time.sleep(1000)
+if os.environ["RANK"] == who:
+    from lib import comm
+    comm.barrier = lambda group: {"hang": lambda: time.sleep(1000), "died": os.abort}[does]()
+from lib.doctor.__main__ import main
+main()
+"""
+
+
+def under_torchrun(fault, folder):
+    """The findings for ranks of torchrun with this fault."""
+    program, data = folder / "patient.py", folder / "found.json"
+    program.write_text(PATIENT)
+    command = (
+        f"-m torch.distributed.run --rdzv-backend c10d --rdzv-endpoint localhost:0 --nproc-per-node {fault.size}"
+    )
+    words = [sys.executable, *command.split(), str(program), str(fault.ranks[0]), fault.kind, "--json", str(data)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1, done.stderr
+    return json.loads(data.read_text())["findings"]
+
+
+# ---- a few faults ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        Fault("link", 4, (1, 3), ("MB/s", 40.0)),
+        Fault("slow", 3, (2,), ("computes", 0.01)),
+        Fault("mismatch", 3, (1,), "int32"),
+        Fault("setting", 2, (1,), "NCCL_P2P_DISABLE=1"),
+    ],
+    ids=lambda fault: fault.kind,
+)
+def test_a_fault_is_named(fault, monkeypatch):
+    found = examine(fault, monkeypatch)
+    assert fault.is_named(found), found
+
+
+def test_healthy_ranks_and_what_the_page_and_the_file_say(tmp_path, capsys):
+    path = tmp_path / "found.json"
+    with pytest.raises(SystemExit) as end:
+        main(["--ranks", "2", "--axes", "dp=2,tp=1", "--json", str(path)])
+    page, data = capsys.readouterr().out, json.loads(path.read_text())
+    assert end.value.code == 0 and data["findings"] == [] and "nothing looks wrong" in page
+    assert {(one["from"], one["to"]) for one in data["transfer"]} == {(0, 1), (1, 0)}
+    assert data["all_reduce"][0]["axis"] == "dp" and data["all_reduce"][0]["ranks"] == [0, 1]
+    shown = f"{data['bytes'] / data['transfer'][0]['seconds'] / 1e6:.0f}"
+    assert shown in page and f"all-reduce of {data['bytes'] >> 20} MiB" in page
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--axes", "dp=2,tp=2", "--ranks", "2"], "--axes dp=2,tp=2 needs 4 ranks, and there are 2"),
+        (["--axes", "dp"], "--axes dp must be axes and their sizes, such as dp=2,tp=2"),
+        (["--ranks", "65"], "must be between 1 and 64"),
+    ],
+)
+def test_what_cannot_be_examined(words, says, capsys):
+    with pytest.raises(SystemExit) as end:
+        main(words)
+    assert end.value.code == 2 and says in capsys.readouterr().err
+
+
+# ---- the judgement, without ranks -----------------------------------------------------------------------------------
+
+
+def member(machine="a", files=None, **said):
+    more = {"threads": "1", "cores": "8", "interfaces": "lo eth0"}
+    return Member(f"node-{machine}", machine, settings=more | said, files=files or {})
+
+
+@pytest.mark.parametrize(
+    ("other", "kind", "says"),
+    [
+        (member(torch="2.8"), "setting", "torch is 2.8 on rank 2, and 2.9 on the others"),
+        (member("b", {"comm.py": 2}), "code", "on node-b lib/comm.py is another than elsewhere, 1 files in all"),
+        (member(cores="4"), "setting", "cores is 4 on rank 2, and 8 on the others"),
+        (member(NCCL_IB_DISABLE="1"), "setting", "NCCL_IB_DISABLE=1 on rank 2: hosts then send over TCP"),
+        (
+            member("b", GLOO_SOCKET_IFNAME="wifi0"),
+            "setting",
+            "GLOO_SOCKET_IFNAME is wifi0 on rank 2, and node-b has no",
+        ),
+        (member("b", NCCL_SOCKET_IFNAME="=eth0,eth1"), "", ""),
+        (member("b", NCCL_SOCKET_IFNAME="^docker"), "", ""),
+        (member("b", cores="4"), "", ""),
+    ],
+)
+def test_settings(other, kind, says):
+    others = [member(files={"comm.py": 1}), member()]
+    if "torch" in other.settings:
+        others = [member(torch="2.9")] * 2
+    found = settings.judge_settings(dict(enumerate([*others, other])))
+    assert [(one.kind, one.ranks) for one in found] == ([(kind, (2,))] if kind else []), found
+    assert not kind or says in found[0].text
+
+
+def test_threads_that_share_cores():
+    busy = settings.judge_settings(dict(enumerate([member(threads="8"), member(threads="8")])))
+    assert [one.text for one in busy] == ["16 threads of 2 ranks share the 8 cores of node-a: set OMP_NUM_THREADS=4"]
+    assert not settings.judge_settings({rank: member(cores="2") for rank in range(4)}), "one thread each is the least"
+
+
+def test_an_outlier_is_slow_even_in_its_good_rounds():
+    usual = {key: [1.0, 1.1, 1.2, 9.0] for key in "abc"}
+    assert outliers(usual | {"d": [1.0, 1.0, 9.0, 9.0, 9.0]}, 2) == {}, "its good rounds are as quick as the others'"
+    assert outliers(usual | {"d": [3.0, 3.0, 3.0, 9.0]}, 2) == {"d": (3.0, 1.15)}
+    assert outliers({"a": [1.0] * 4, "b": [9.0] * 4}, 2) == {}, "of two, which one is usual?"
+
+
+def test_too_many_pairs_are_those_of_the_rings():
+    assert len(links._pairs(MeshShape(dp=4, tp=4))) == 120
+    assert len(links._pairs(MeshShape(dp=8, tp=4))) == 8 * 4 + 4 * 8
+    assert (0, 28) in links._pairs(MeshShape(dp=8, tp=4)) and (0, 3) in links._pairs(MeshShape(dp=8, tp=4))
+
+
+# ---- ten drawn faults, and ten healthy runs -------------------------------------------------------------------------
+
+
+@pytest.mark.thorough("ten examinations")
+@pytest.mark.slow("ten examinations")
+def test_drawn_faults(monkeypatch, tmp_path, say):
+    rng, named = random.Random(SEED), 0
+    for i in range(10):
+        fault = Fault.drawn(KINDS[i % len(KINDS)], rng)
+        found = under_torchrun(fault, tmp_path) if fault.kind == "missing" else examine(fault, monkeypatch)
+        named += (ok := fault.is_named(found))
+        say(
+            f"{'named' if ok else 'MISSED'}  {fault}\n"
+            + "".join(f"    {one['text'].splitlines()[0]}\n" for one in found)
+        )
+    say(f"{named} of 10 drawn faults are named (seed {SEED})")
+    assert named >= 9
+
+
+@pytest.mark.thorough("ten examinations")
+@pytest.mark.slow("ten examinations")
+def test_healthy_runs(monkeypatch, say):
+    found = [examine(Fault("none", 3 + i % 2), monkeypatch) for i in range(10)]
+    say(f"{sum(map(bool, found))} of 10 healthy runs have a finding: {[one for one in found if one]}")
+    assert not any(found)
+
+
+@pytest.mark.thorough("two torchruns that wait")
+@pytest.mark.parametrize("kind", ["hang", "died"])
+def test_a_rank_that_the_others_wait_for(kind, tmp_path):
+    (found,) = under_torchrun(Fault(kind, 3, (1,)), tmp_path)
+    assert found["kind"] == kind and found["ranks"] == [1]
+    assert ("the others wait for rank 1" if kind == "hang" else "rank 1 ended: ") in found["text"]
+
+
+@pytest.mark.thorough("a rank that is a second off")
+def test_a_clock(monkeypatch):
+    (found,) = examine(Fault("clock", 2, (1,), 1.5), monkeypatch)
+    assert found["kind"] == "clock" and found["ranks"] == (1,) and "+1.50 s" in found["text"]
