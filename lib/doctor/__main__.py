@@ -1,34 +1,39 @@
-"""The command line: `torchrun … -m lib.doctor` on a cluster, or `python -m lib.doctor --ranks 4` on one machine.
-
-Its exit code is 1 if something looks wrong.
+"""The command line: `torchrun … -m lib.doctor` on a cluster, `python -m lib.doctor --ranks 4` on one machine, and
+`python -m lib.doctor trace FILE…` for the traces of a run. Exit code 1: something looks wrong.
 """
-
-from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
 
 from lib.doctor.exam import on_this_machine, under_torchrun
 from lib.doctor.page import tell
+from lib.doctor.traces import judge_trace, page_of
+from lib.kineto import load
 from lib.launch import RunError
 from lib.mesh import MeshShape
 from lib.torchrun.start import of_torchrun, speaks
 
 
-def main(argv: Sequence[str] | None = None) -> None:
+def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m lib.doctor", description="Examine the ranks and their links.")
     parser.add_argument("--ranks", type=int, default=2, metavar="N", help="on this machine, without torchrun")
     parser.add_argument("--axes", metavar="dp=2,tp=2", help="measure the groups along these axes, outermost first")
     parser.add_argument("--json", metavar="FILE", help="write what was measured and found")
+    commands = parser.add_subparsers(title="instead of examining", metavar="trace")
+    traces = commands.add_parser("trace", help="read traces of torch.profiler, one of each rank")
+    traces.add_argument("trace", nargs="+", metavar="FILE.json", help="or .json.gz")
     args = parser.parse_args(argv)
     try:
+        if "trace" in args:
+            trace = load(args.trace)
+            print(page_of(trace))
+            sys.exit(bool(judge_trace(trace)))
         rank, size = of_torchrun()
         shape = _shape(args.axes, size or args.ranks)
         report = under_torchrun(rank, size, shape, args.json) if size else on_this_machine(shape)
     except (RunError, ValueError) as error:
         parser.exit(2, f"{parser.prog}: {error}\n")
-    if rank == 0 or not report.members[0] and (rank == 1 or speaks(rank)):
+    if rank == 0 or not report.members[0] and (rank == 1 or speaks(rank)):  # if rank 0 did not come, another tells
         tell(report, args.json)
     sys.exit(bool(report.findings))
 

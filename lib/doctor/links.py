@@ -1,25 +1,22 @@
 """The links between ranks and the speed of each, measured, and those that are slower than their likes.
 
-The problem: one bad cable, or one rank whose processor is throttled, slows all ranks, and no rank sees which. And a
-laptop is noisy: any message may take ten times as long as usual.
-The idea: every pair of ranks is measured alone, again and again, in rounds, so that a disturbance spreads over all.
-A link is slow if even its good rounds are slow beside the middle of its likes: links within a host are compared with
-each other, links between hosts with each other. If most links of a rank are slow, it is the rank. What is found counts
-if a second measurement finds it, too.
+The problem: one bad cable, or one throttled processor, slows all ranks, and no rank sees which. And where other
+programs run, any message may take ten times as long as usual.
+The idea: measure every pair alone, in rounds, so that a disturbance spreads over all. A link is slow if even its good
+rounds are slow beside the middle of its likes, those within a host or those between hosts. If most links of a rank are
+slow, it is the rank. A finding counts if a second measurement has it, too.
 
     one round:  each axis      an all-reduce of 1 MiB
                 all ranks      the same matmuls at the same time
-                for each pair  a ⇄ b  16 bytes (each says what its clock shows), then 1 MiB each way
+                for each pair  a ⇄ b  8 bytes (what its clock shows), then 1 MiB each way
 """
-
-from __future__ import annotations
 
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from itertools import pairwise
+from itertools import combinations, pairwise
 from statistics import median, median_low, quantiles
 
 import torch
@@ -27,7 +24,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from lib import comm
-from lib.doctor.settings import Finding, judge_clocks
+from lib.doctor.settings import Finding
 from lib.launch import device, done_s
 from lib.mesh import Group, Mesh, MeshShape
 from lib.torchrun.meeting import Member
@@ -37,8 +34,7 @@ MOST_PAIRS = 120  # of more, those are measured that are neighbours on an axis
 SLOW = {"latency": 4.0, "transfer": 2.0, "compute": 1.5}  # times as slow as their likes
 MOST_OF_ITS_LINKS = 0.7  # of so many: the rank is slow
 MATMULS = 5  # of a round
-
-Seconds = dict[tuple, list[float]]
+LEAST_CLOCK_S = 0.1  # NTP keeps clocks within milliseconds
 
 
 @dataclass
@@ -46,47 +42,43 @@ class Measurement:
     """The seconds of each round, of all ranks.
 
     Args:
-        seconds: by what was measured: ("latency", a, b), a < b: one way of 16 bytes; ("transfer", a, b): of `size`
-            bytes from a to b; ("compute", rank): of its matmuls; ("all_reduce", axis, ranks): of `size` bytes.
+        seconds: by what was measured: ("latency", a, b), a < b: one way of 8 bytes; ("transfer", a, b): of `size` bytes
+            from a to b; ("compute", rank): of its matmuls; ("all_reduce", axis, ranks): of `size` bytes.
         ahead_s: rank → by how much its clock is ahead of that of rank 0.
         size: bytes of a large message.
     """
 
-    seconds: Seconds
+    seconds: dict[tuple, list[float]]
     ahead_s: dict[int, float]
     size: int
 
-    def of(self, kind: str) -> Seconds:
+    def of(self, kind: str) -> dict[tuple, list[float]]:
         """The seconds of one kind; the keys are what follows the kind."""
         return {key[1:]: values for key, values in self.seconds.items() if key[0] == kind}
 
+    def good(self, kind: str) -> dict[tuple, float]:
+        """The lower quartile of each: the seconds of a round that nothing disturbs."""
+        return {key: quantiles(values, n=4)[0] for key, values in self.of(kind).items()}
+
     def judge(self, members: Sequence[Member]) -> list[Finding]:
         """Links, ranks and clocks that look wrong."""
-        machines, links = [one.machine for one in members], self.of("latency")
-        bad: dict[tuple[int, int], str] = {}  # (sender, receiver) → why
-        for kind, what in (("transfer", f"{self.size >> 20} MiB take"), ("latency", "16 bytes take")):
+        bad, on = {}, [one.machine for one in members]  # `bad`: set of two ranks → why
+        for kind, what in (("transfer", f"{self.size >> 20} MiB take"), ("latency", "8 bytes take")):
             for within, where in ((True, "within a host"), (False, "between hosts")):
-                likes = {(a, b): s for (a, b), s in self.of(kind).items() if (machines[a] == machines[b]) is within}
-                for pair, (its_s, usual_s) in outliers(likes, SLOW[kind]).items():
-                    bad.setdefault(pair, f"{what} {its_s * 1e3:.3g} ms, elsewhere {where} {usual_s * 1e3:.3g} ms")
-        slow = {
-            rank: f"its matmuls take {its_s * 1e3:.3g} ms, those of other ranks {usual_s * 1e3:.3g} ms"
-            for (rank,), (its_s, usual_s) in outliers(self.of("compute"), SLOW["compute"]).items()
-        }
+                likes = {(a, b): s for (a, b), s in self.of(kind).items() if (on[a] == on[b]) is within}
+                for (a, b), why in outliers(likes, SLOW[kind]).items():
+                    bad.setdefault(frozenset((a, b)), f"from {a} to {b} {what} {why} {where}")
+        slow = {r: f"its matmuls take {why}" for (r,), why in outliers(self.of("compute"), SLOW["compute"]).items()}
         for rank in range(len(members)):
-            its = [{*pair} for pair in links if rank in pair]
-            why = [text for pair, text in bad.items() if rank in pair]
-            affected = [pair for pair in its if pair in [{*one} for one in bad]]
-            if len(its) > 1 and len(affected) >= MOST_OF_ITS_LINKS * len(its):
-                slow.setdefault(rank, f"{len(affected)} of its {len(its)} links are; on one, {why[0]}")
+            its, ill = (sum(rank in pair for pair in some) for some in (self.of("latency"), bad))
+            if its > 1 and ill >= MOST_OF_ITS_LINKS * its:
+                slow.setdefault(rank, f"{ill} of its {its} links are; {next(bad[p] for p in bad if rank in p)}")
         found = [Finding("slow", (r,), f"rank {r} on {members[r].host} is slow: {why}") for r, why in slow.items()]
-        for (a, b), why in bad.items():
-            other_way = a > b and (b, a) in bad
-            if not slow.keys() & {a, b} and not other_way:
-                found.append(
-                    Finding("link", (a, b), f"the link {a} {'⇄' if (b, a) in bad else '→'} {b} is slow: {why}")
-                )
-        return found + judge_clocks(self.ahead_s)
+        for (a, b), why in ((sorted(pair), why) for pair, why in bad.items() if not slow.keys() & pair):
+            found.append(Finding("link", (a, b), f"the link of ranks {a} and {b} is slow: {why}"))
+        text = "the clock of rank {} differs by {:+.2f} s from that of rank 0: start NTP on its host"
+        far = {rank: by_s for rank, by_s in self.ahead_s.items() if abs(by_s) > LEAST_CLOCK_S}
+        return found + [Finding("clock", (rank,), text.format(rank, by_s)) for rank, by_s in far.items()]
 
 
 def measure(world: Group, shape: MeshShape) -> Measurement:
@@ -99,15 +91,13 @@ def measure(world: Group, shape: MeshShape) -> Measurement:
         for key, seconds in bench.round().items() if i else ():  # in the first, connections are made
             bench.seconds[key].append(seconds)
     mine = dict(bench.seconds), {rank: min(seen)[1] for rank, seen in bench.clocks.items()}
-    every = [mine] * world.size
-    if world.size > 1:
-        dist.all_gather_object(every, mine)
+    dist.all_gather_object(every := [mine] * world.size, mine)
     seconds, ahead_s = (reduce(dict.__or__, column) for column in zip(*every, strict=True))
     return Measurement(seconds, ahead_s, bench.large.nbytes)
 
 
 class _Bench:
-    """What a rank measures; `clocks`: on rank 0, (seconds there and back, how far it was ahead) of each other rank."""
+    """What a rank measures; `clocks`: on rank 0, (seconds there and back, how far it is ahead) of each other rank."""
 
     def __init__(self, world: Group, shape: MeshShape) -> None:
         mesh, cuda = Mesh(shape, world), device().type == "cuda"
@@ -139,38 +129,33 @@ class _Bench:
 
     def _measure_pair(self, a: int, b: int, seen: dict[tuple, float]) -> None:
         """The latency between a and b, and the links a → b and b → a, each seen by its sender."""
-        me, world = self.world.rank, self.world
-        peer = b if me == a else a
-        there_and_back = [self._exchange(peer, me == a) for _ in range(3)]
+        me, peer = self.world.rank, b if self.world.rank == a else a
+        there_and_back = [self._ask(peer, me == a, _clock()) for _ in range(3)]
         if me == a:
             seen["latency", a, b] = min(there_and_back)[0] / 2
         if me == 0:
             self.clocks[b] += there_and_back
         for sender in (a, b):
-            began_s = done_s()
+            seconds, _ = self._ask(peer, me == sender, self.large)
             if me == sender:
-                comm.send(self.large, world, peer).wait()
-                comm.recv(_stamp(), world, peer).wait()  # a send may end before its last byte arrives
-                seen["transfer", me, peer] = done_s() - began_s
-            else:
-                comm.recv(self.large, world, peer).wait()
-                comm.send(_stamp(), world, peer).wait()
+                seen["transfer", me, peer] = seconds
 
-    def _exchange(self, peer: int, first: bool) -> tuple[float, float]:
-        """Send 16 bytes and get as many back, or the reverse: seconds, and how far the peer's clock is ahead."""
-        began_s, sent = done_s(), _stamp()
-        if first:
-            comm.send(sent, self.world, peer).wait()
-        theirs = comm.recv(sent.clone(), self.world, peer).wait()
-        if not first:
-            comm.send(_stamp(), self.world, peer).wait()
+    def _ask(self, peer: int, asks: bool, x: Tensor) -> tuple[float, float]:
+        """Send `x`, get back what the peer's clock shows: seconds, and how far it is ahead. Or answer the peer."""
+        began_s, mine_s = done_s(), time.time()
+        if not asks:
+            comm.recv(x, self.world, peer).wait()
+            comm.send(_clock(), self.world, peer).wait()
+            return 0.0, 0.0
+        comm.send(x, self.world, peer).wait()
+        theirs_s = comm.recv(_clock(), self.world, peer).wait().item()
         seconds = done_s() - began_s
-        return seconds, (theirs - sent)[0].item() - seconds / 2
+        return seconds, theirs_s - mine_s - seconds / 2
 
 
-def _stamp() -> Tensor:
-    """What the clock of this host shows, as a message of 16 bytes."""
-    return torch.tensor([time.time(), 0.0], dtype=torch.float64, device=device())
+def _clock() -> Tensor:
+    """What the clock of this host shows, as a message of 8 bytes."""
+    return torch.tensor([time.time()], dtype=torch.float64, device=device())
 
 
 def examine(world: Group, shape: MeshShape, members: Sequence[Member]) -> tuple[Measurement, list[Finding]]:
@@ -178,25 +163,23 @@ def examine(world: Group, shape: MeshShape, members: Sequence[Member]) -> tuple[
     first = measure(world, shape)
     if not (found := first.judge(members)):
         return first, []
-    again, seen = measure(world, shape), {(one.kind, *sorted(one.ranks)) for one in found}
-    return again, [one for one in again.judge(members) if (one.kind, *sorted(one.ranks)) in seen]
+    again, seen = measure(world, shape), {(one.kind, one.ranks) for one in found}
+    return again, [one for one in again.judge(members) if (one.kind, one.ranks) in seen]
 
 
 def _pairs(shape: MeshShape) -> list[tuple[int, int]]:
     """The pairs of ranks to measure: all; of too many, the neighbours along each axis, between which rings send."""
-    n = shape.size
-    if n * (n - 1) // 2 <= MOST_PAIRS:
-        return [(a, b) for a in range(n) for b in range(a + 1, n)]
+    if len(every := [*combinations(range(shape.size), 2)]) <= MOST_PAIRS:
+        return every
     rings = [ranks for axis in shape.axes for ranks in shape.groups(axis) if len(ranks) > 1]
     return sorted({(min(pair), max(pair)) for ranks in rings for pair in pairwise((*ranks, ranks[0]))})
 
 
-def outliers(seconds: Mapping[tuple, Sequence[float]], factor: float) -> dict:
-    """Those whose lower quartile is above `factor` times the middle of the others → (their median, that middle)."""
-    middles = {key: median(values) for key, values in seconds.items()}
-    found = {}
+def outliers(seconds: Mapping[tuple, Sequence[float]], factor: float) -> dict[tuple, str]:
+    """Those whose lower quartile is above `factor` times the middle of the others; how slow they are, in words."""
+    middles, found = {key: median(values) for key, values in seconds.items()}, {}
     for key, values in seconds.items():
         others = [middle for other, middle in middles.items() if other != key]
         if len(others) > 1 and quantiles(values, n=4)[0] > factor * median_low(others):
-            found[key] = middles[key], median_low(others)
+            found[key] = f"{middles[key] * 1e3:.3g} ms, elsewhere {median_low(others) * 1e3:.3g} ms"
     return found

@@ -1,12 +1,11 @@
 """What the doctor found, as one page of text, and as data for a file."""
 
-from __future__ import annotations
-
 import json
+import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import quantiles
+from pathlib import Path
 
 from lib import cost
 from lib.doctor.links import Measurement
@@ -14,12 +13,7 @@ from lib.doctor.settings import Finding
 from lib.torchrun.meeting import Member
 
 MOST_ROWS = 16  # of a table, and columns
-NAMES = {
-    "latency": "ab",
-    "transfer": ("from", "to"),
-    "compute": ["rank"],
-    "all_reduce": ("axis", "ranks"),
-}  # in a file
+NAMES = {"latency": "ab", "transfer": ("from", "to"), "compute": ["rank"], "all_reduce": ("axis", "ranks")}
 
 
 @dataclass
@@ -41,20 +35,16 @@ class Report:
 
     def page(self) -> str:
         """The page, for a terminal."""
-        came = [one for one in self.members if one]
-        lines = [
-            f"{len(self.members)} ranks, {self.backend}, examined in {time.monotonic() - self.began_s:.0f} s",
-            "",
-        ]
-        lines += [*_table(self._hosts()), ""] if came else []
+        wall_s = time.monotonic() - self.began_s
+        lines = [f"{len(self.members)} ranks, {self.backend}, examined in {wall_s:.0f} s", ""]
+        lines += [*table(self._hosts()), ""] if any(self.members) else []
         if self.measured:
-            for title, cells in (("latency one way (µs)", self._latency_us()), ("bandwidth (MB/s)", self._MBps())):
-                ranks = range(min(len(self.members), MOST_ROWS))
-                rows = [(str(a), *(cells.get((a, b), "·") for b in ranks)) for a in ranks]
-                lines += [title, *_table([("from \\ to", *map(str, ranks)), *rows]), ""]
-            lines += [*_table(self._axes()), ""]
-        lines += ["looks wrong:" if self.findings else "nothing looks wrong"]
-        return "\n".join(lines + [f"  {i}. {one.text}" for i, one in enumerate(self.findings, 1)])
+            us = {pair: s * 1e6 for pair, s in self.measured.good("latency").items()}
+            MBps = {pair: self.measured.size / s / 1e6 for pair, s in self.measured.good("transfer").items()}  # noqa: N806
+            lines += ["latency one way (µs)", *table(self._links(us | {pair[::-1]: n for pair, n in us.items()})), ""]
+            lines += ["bandwidth (MB/s)", *table(self._links(MBps)), ""]
+            lines += [*table(self._axes()), ""]
+        return "\n".join([*lines, *found_text(self.findings)])
 
     def data(self) -> dict:
         """The same for a file: seconds, bytes, bytes per second."""
@@ -63,16 +53,14 @@ class Report:
         if self.measured:
             found |= {"bytes": self.measured.size, "clock_ahead_s": self.measured.ahead_s}
             for kind, names in NAMES.items():
-                rows = good(self.measured.of(kind)).items()
+                rows = self.measured.good(kind).items()
                 found[kind] = [dict(zip((*names, "seconds"), (*key, s), strict=True)) for key, s in rows]
         return found | {"findings": [one._asdict() for one in self.findings]}
 
     def model_s(self, ranks: Sequence[int]) -> float:
         """Seconds of an all-reduce by `lib.cost`, if all links of the ring were as its slowest link."""
-        alpha_s, large_s = (
-            max(s for pair, s in good(self.measured.of(kind)).items() if {*pair} <= {*ranks})
-            for kind in ("latency", "transfer")
-        )
+        links = (self.measured.good(kind).items() for kind in ("latency", "transfer"))
+        alpha_s, large_s = (max(s for pair, s in some if {*pair} <= {*ranks}) for some in links)
         return cost.comm_s("all_reduce", self.measured.size, len(ranks), alpha_s, self.measured.size / large_s)
 
     def _hosts(self) -> Iterator[tuple]:
@@ -83,17 +71,17 @@ class Report:
             clock = f"{self.measured.ahead_s.get(its[0], 0.0) * 1e3:+.1f} ms" if self.measured else "?"
             yield host, ", ".join(map(str, its)), *(self.members[its[0]].settings[name] for name in names), clock
 
-    def _latency_us(self) -> dict[tuple, str]:
-        seconds = good(self.measured.of("latency"))
-        return {pair: f"{s * 1e6:.0f}" for (a, b), s in seconds.items() for pair in ((a, b), (b, a))}
-
-    def _MBps(self) -> dict[tuple, str]:  # noqa: N802 a unit
-        return {pair: f"{self.measured.size / s / 1e6:.0f}" for pair, s in good(self.measured.of("transfer")).items()}
+    def _links(self, numbers: Mapping[tuple, float]) -> Iterator[tuple]:
+        """A row for each rank that sends, a column for each that receives."""
+        ranks = range(min(len(self.members), MOST_ROWS))
+        yield "from \\ to", *map(str, ranks)
+        for a in ranks:
+            yield str(a), *(f"{numbers[a, b]:.0f}" if (a, b) in numbers else "·" for b in ranks)
 
     def _axes(self) -> Iterator[tuple]:
         """A row for each axis: the slowest of its groups, beside the model."""
         yield "axis", f"all-reduce of {self.measured.size >> 20} MiB", "a ring of its slowest link", "ranks"
-        seconds = good(self.measured.of("all_reduce"))
+        seconds = self.measured.good("all_reduce")
         for axis in dict.fromkeys(axis for axis, _ in seconds):
             s, ranks = max((s, ranks) for (one, ranks), s in seconds.items() if one == axis)
             yield axis, f"{s * 1e3:.2f} ms", f"{self.model_s(ranks) * 1e3:.2f} ms", ", ".join(map(str, ranks))
@@ -103,16 +91,19 @@ def tell(report: Report, path: str | None) -> None:
     """Print the page, and write the data to a file."""
     print(report.page(), flush=True)
     if path:
-        with open(path, "w", encoding="utf-8") as file:
-            json.dump(report.data(), file, indent=1)
+        try:
+            Path(path).write_text(json.dumps(report.data(), indent=1), encoding="utf-8")
+        except OSError as error:
+            print(f"--json {path} could not be written: {error.strerror}", file=sys.stderr)
 
 
-def good(seconds: dict[tuple, list[float]]) -> dict[tuple, float]:
-    """The lower quartile of the rounds of each: what a round takes that nothing disturbs."""
-    return {key: quantiles(values, n=4)[0] for key, values in seconds.items()}
+def found_text(findings: Sequence[Finding]) -> list[str]:
+    """The lines that say what looks wrong."""
+    lines = [f"  {i}. {one.text}" for i, one in enumerate(findings, 1)]
+    return ["looks wrong:", *lines] if lines else ["nothing looks wrong"]
 
 
-def _table(rows: Iterable[Sequence[str]]) -> list[str]:
+def table(rows: Iterable[Sequence[str]]) -> list[str]:
     """Lines with columns as wide as their widest cell."""
     columns = [[cell.rjust(max(map(len, column))) for cell in column] for column in zip(*rows, strict=True)]
     return ["  " + "  ".join(row) for row in zip(*columns, strict=True)]

@@ -1,12 +1,10 @@
 """What a rank was started with, and what of it looks wrong.
 
-The problem: a variable that somebody set to search for a fault, and forgot, makes a run slow for months. A variable
-that is set on one machine only is worse: nobody who looks at another machine finds it.
-The idea: each rank describes itself in a table of names and texts. What most ranks say is usual; a rank that says
-something else is named. Few values are wrong even if all ranks have them: those are listed here, with the reason.
+The problem: a variable that somebody set to search for a fault, and forgot, makes a run slow for months; if only on one
+machine, nobody who looks at another finds it.
+The idea: each rank says names and texts. What most ranks say is usual, and a rank that says something else is named.
+Few values are wrong even if all have them: these are listed here, with the reason.
 """
-
-from __future__ import annotations
 
 import os
 import platform
@@ -20,10 +18,9 @@ from lib.torchrun.meeting import Member, interfaces
 
 WATCHED = ("NCCL_", "TORCH_NCCL_", "TORCH_DISTRIBUTED_", "GLOO_", "OMP_", "MKL_", "CUDA_DEVICE_", "CUDA_LAUNCH_")
 OF_A_HOST = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "NCCL_IB_HCA", "cores")  # hosts may differ in them
-LEAST_CLOCK_S = 0.1  # NTP keeps clocks within milliseconds
 
-# Sources: NCCL 2.28 user guide, "Environment Variables"; PyTorch 2.9, `torch.distributed` and "ProcessGroupNCCL
-# Environment Variables"; CUDA programming guide, "CUDA Environment Variables" (all read in 2025).
+# Sources: NCCL 2.28 user guide, PyTorch 2.9 (`torch.distributed`, ProcessGroupNCCL), CUDA programming guide: the
+# chapters on environment variables, 2025.
 SUSPECT = {
     "NCCL_P2P_DISABLE=1": "GPUs of a host then send through its memory instead of their own links",
     "NCCL_SHM_DISABLE=1": "GPUs of a host without a link of their own then send over the network",
@@ -36,17 +33,11 @@ SUSPECT = {
 
 
 class Finding(NamedTuple):
-    """Something that looks wrong.
+    """Something that looks wrong, and at which ranks; a link has two."""
 
-    Args:
-        kind: `missing`, `died`, `code`, `setting`, `clock`, `link`, `slow`, `hang`, `mismatch` or `connection`.
-        ranks: at which it is; for a link its two ranks, the sender first.
-        text: a sentence for a reader.
-    """
-
-    kind: str
+    kind: str  # missing, connection, code, setting, clock, link, slow, hang, mismatch or died
     ranks: tuple[int, ...]
-    text: str
+    text: str  # a sentence for a reader
 
 
 def described() -> dict[str, str]:
@@ -93,29 +84,16 @@ def judge_settings(members: Mapping[int, Member]) -> list[Finding]:
             found.append(Finding("setting", tuple(ranks), f"{text}: set OMP_NUM_THREADS={cores // len(ranks) or 1}"))
     for rank, name in ((rank, name) for rank in members for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")):
         value, here = said[rank].get(name, ""), said[rank].get("interfaces", "").split()
-        wanted = (
-            [] if value.startswith("^") else [word.lstrip("=") for word in value.split(",") if word]
-        )  # ^: all but
+        wanted = [word.lstrip("=") for word in value.split(",") if word and value[0] != "^"]  # ^: all but these
         if wanted and here and not any(one.startswith(word) for word in wanted for one in here):
             text = f"{name} is {value} on rank {rank}, and {members[rank].host} has no such network interface"
             found.append(Finding("setting", (rank,), f"{text}: name one of {', '.join(here)}"))
     return found
 
 
-def judge_clocks(ahead_s: Mapping[int, float]) -> list[Finding]:
-    """Ranks whose clock is not that of rank 0; `ahead_s` says by how much it is ahead."""
-    far = {rank: by_s for rank, by_s in ahead_s.items() if abs(by_s) > LEAST_CLOCK_S}
-    text = "the clock of rank {} differs from that of rank 0 by {:+.2f} s: start the time service (NTP) of its host"
-    return [Finding("clock", (rank,), text.format(rank, by_s)) for rank, by_s in far.items()]
-
-
 def _odd(values: Mapping[int, object]) -> list[tuple[tuple[int, ...], object, object]]:
     """(ranks, their value, the usual one) for each value that fewer ranks have; of equally many, the first is usual."""
-    ranks_of: list[tuple[object, list[int]]] = []
-    for rank, value in values.items():
-        same = next((ranks for other, ranks in ranks_of if other == value), None)
-        if same is None:
-            ranks_of.append((value, same := []))
-        same.append(rank)
-    usual = max(ranks_of, key=lambda item: len(item[1]), default=(None, []))[0]
-    return [(tuple(ranks), value, usual) for value, ranks in ranks_of if value != usual]
+    listed = [*values.values()]
+    usual = max(listed, key=listed.count, default=None)
+    odd = [value for i, value in enumerate(listed) if value != usual and value not in listed[:i]]
+    return [(tuple(rank for rank, one in values.items() if one == value), value, usual) for value in odd]

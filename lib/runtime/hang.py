@@ -152,7 +152,7 @@ class HangError(RunError):
     Attributes:
         waits: rank → the call it waits in.
         finished: ranks whose function returned.
-        awaited: ranks that the others wait for.
+        ranks: for whom the others wait.
         circle: the cycle of waits: each rank waits for the next, and the last for the first; () if there is no cycle.
     """
 
@@ -160,7 +160,7 @@ class HangError(RunError):
         super().__init__(message)
         view = view or View({}, {})
         self.waits, self.finished, self.circle = dict(view.waits), view.finished, view.circle
-        self.awaited = view.awaited
+        self.ranks = view.awaited
 
 
 class Stillness:

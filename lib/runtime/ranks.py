@@ -33,24 +33,24 @@ class RankError(RunError):
     """A rank raised an exception, exited, or was killed.
 
     Attributes:
-        rank: the rank that failed.
+        rank, ranks: the rank that failed; a tuple of it alone.
         error, trace_back: the name of the exception's type, and the traceback, which the message also contains; both
             are "" if there was no exception.
     """
 
     def __init__(self, message: str, rank: int = 0, error: str = "", trace_back: str = "") -> None:
         super().__init__(message)  # `pickle` makes it of this alone, and then adds the attributes
-        self.rank, self.error, self.trace_back = rank, error, trace_back
+        self.rank, self.ranks, self.error, self.trace_back = rank, (rank,), error, trace_back
 
 
 class RunTimeout(RunError, TimeoutError):
     """The ranks were still computing when the time limit passed.
 
     Attributes:
-        awaited: ranks that the others waited for.
+        ranks: for whom the others waited.
     """
 
-    awaited: tuple[int, ...] = ()
+    ranks: tuple[int, ...] = ()
 
 
 class Ranks:
@@ -158,7 +158,7 @@ class Ranks:
         lines.append(view.report() if view else report)
         stacks = {rank: stack.rstrip() for rank, (stack, _) in self._ask().items() if rank not in self.done}
         error = RunTimeout("\n".join(lines + [f"rank {rank}:\n{stack}" for rank, stack in stacks.items()]))
-        error.awaited = view.awaited if view else ()
+        error.ranks = view.awaited if view else ()
         return error
 
     def _ask(self) -> dict[int, tuple[str, bool]]:

@@ -27,12 +27,12 @@ class StartError(RunError, ValueError):
     """The variables of torchrun contradict each other or this machine, or the ranks do not agree.
 
     Attributes:
-        missing: ranks that did not come, if this is why.
+        ranks: that did not come, or cannot connect.
     """
 
-    def __init__(self, message: str, missing: tuple[int, ...] = ()) -> None:
+    def __init__(self, message: str, ranks: tuple[int, ...] = ()) -> None:
         super().__init__(message)
-        self.missing = missing
+        self.ranks = ranks
 
 
 def init(
@@ -90,7 +90,6 @@ def connect(backend: str, store: dist.Store, watchdog: Watchdog) -> Group:
     from lib import mesh
     from lib.runtime import calls, spy
     from lib.runtime.hang import RUNNING
-    from lib.torchrun.watchdog import Verdict
 
     rank, size = watchdog.rank, len(watchdog.members)
     mesh.timeout = timedelta(seconds=watchdog.limit_s + 60)  # the report comes first
@@ -98,8 +97,8 @@ def connect(backend: str, store: dist.Store, watchdog: Watchdog) -> Group:
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=mesh.timeout)
     except RuntimeError as error:
         watchdog.stop()
-        why = Verdict(watchdog.cannot_connect(str(error).splitlines()[0]), (rank,))
-        raise StartError(watchdog.give_up(why).text) from None
+        text, ranks, _ = watchdog.give_up(watchdog.cannot_connect(str(error).splitlines()[0]))
+        raise StartError(text, ranks) from None
     if calls.table is None:
         spy.watch()
     calls.table = watchdog.table

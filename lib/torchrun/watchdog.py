@@ -28,8 +28,8 @@ from typing import NamedTuple
 
 import torch.distributed as dist
 
-from lib.runtime.call_table import CallTable
 from lib.runtime.hang import STARTING, WAITING, Row, View, all_wait, named_ranks, written_bytes
+from lib.torchrun.compared import ComparedTable
 from lib.torchrun.meeting import START_S, Member, interfaces
 
 
@@ -52,6 +52,7 @@ class Verdict(NamedTuple):
 
     text: str
     ranks: tuple[int, ...] = ()
+    kind: str = "hang"  # or another word for what it is
 
 
 class Watchdog:
@@ -65,7 +66,7 @@ class Watchdog:
     start_s = START_S
 
     def __init__(self, store: dist.Store, rank: int, members: Sequence[Member], limit_s: float, over: str) -> None:
-        self.table, self.rank = CallTable(None, len(members), rank), rank
+        self.table, self.rank = ComparedTable(store, len(members), rank), rank
         self.table.state(STARTING)
         self.members, self.limit_s, self.over = members, limit_s, over
         self._store = store.clone()  # a connection of its own: a call of the rank may block the other
@@ -94,7 +95,7 @@ class Watchdog:
                 waits_s = row.for_s if row.state in (STARTING, WAITING) else 0.0
                 if waits_s > min(self.still_s, self.silent_s, self.limit_s, self.start_s) / 2:
                     if verdict := self._judge():
-                        self._leave(self.give_up(verdict))
+                        self.end(verdict)
             except dist.DistError as error:  # the store is on one of the machines
                 if self.table.row(self.rank).state == WAITING and not self._end.is_set():
                     why = f"rank {self.rank} waits, and the machine of torchrun's store does not answer: {error}"
@@ -105,17 +106,10 @@ class Watchdog:
         said = self._beats, written_bytes(), *self.table.row(self.rank)
         self._store.set(f"row {self.rank}", marshal.dumps(said))
 
-    def _read(self) -> list[tuple]:
-        """What each rank wrote last: its beats, bytes and row."""
-        return [*map(marshal.loads, self._store.multi_get([f"row {rank}" for rank in range(len(self.members))]))]
-
-    def beats(self) -> list[int]:
-        """How often each rank wrote its row."""
-        return [beats for beats, *_ in self._read()]
-
     def _judge(self) -> Verdict | None:
         """Why the run must end; None if it need not."""
-        beats, written, *columns = zip(*self._read(), strict=True)
+        said = self._store.multi_get([f"row {rank}" for rank in range(len(self.members))])
+        beats, written, *columns = zip(*map(marshal.loads, said), strict=True)
         rows = dict(enumerate(map(Row, *columns)))
         mine, still_s = rows[self.rank], self._moved.seconds((written, [row.moves for row in rows.values()]))
         view = View.of(rows, hosts={rank: one.host for rank, one in enumerate(self.members)})
@@ -128,27 +122,32 @@ class Watchdog:
             )
             return Verdict(f"hang: {named_ranks([*silent])} {gone} is gone.\n{view.report()}", tuple(silent))
         if mine.state == STARTING and mine.for_s > self.start_s:
-            return Verdict(self.cannot_connect(f"no connection for {self.start_s:.0f} s"), (self.rank,))
+            return self.cannot_connect(f"no connection for {self.start_s:.0f} s")
         if still_s > self.still_s and all_wait({row.state for row in rows.values()}):
             return Verdict(view.explain(still_s), view.awaited)
         if mine.state == WAITING and mine.for_s > self.limit_s:
-            text = f"rank {self.rank} has waited for {mine.for_s:.0f} s, the limit.\n{view.report()}"
+            whom = f"; the others wait for {named_ranks(view.awaited)}" if view.awaited else ""
+            text = f"rank {self.rank} has waited for {mine.for_s:.0f} s, the limit{whom}.\n{view.report()}"
             return Verdict(text, view.awaited)
         return None
 
-    def cannot_connect(self, why: str) -> str:
-        """The sentence for this rank, if it cannot connect."""
+    def cannot_connect(self, why: str) -> Verdict:
+        """The verdict on this rank, if it cannot connect."""
         here = ", ".join(f"{name} ({address})" for name, address in interfaces().items())
-        return (
-            f"rank {self.rank} on {self.members[self.rank].host} cannot connect to the other ranks over {self.over}: "
-            f"{why}; set GLOO_SOCKET_IFNAME to the interface of the network that all machines share, one of {here}"
-        )
+        who = f"rank {self.rank} on {self.members[self.rank].host}"
+        remedy = f"set GLOO_SOCKET_IFNAME to the interface of the network that all machines share, one of {here}"
+        text = f"{who} cannot connect to the other ranks over {self.over}: {why}; {remedy}"
+        return Verdict(text, (self.rank,), "connection")
 
     def give_up(self, verdict: Verdict) -> Verdict:
         """Pass the verdict to all ranks, whose threads print it and exit; return it."""
         with suppress(dist.DistError):
             self._store.set("over", marshal.dumps(tuple(verdict)))
         return verdict
+
+    def end(self, verdict: Verdict) -> None:
+        """End all ranks."""
+        self._leave(self.give_up(verdict))
 
     def _leave(self, verdict: Verdict) -> None:
         """End this process, after a pause for the threads of the other ranks."""

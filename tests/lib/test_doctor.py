@@ -46,8 +46,8 @@ class Fault:
         size = rng.choice([3, 4])
         ranks = tuple(rng.sample(range(size), 2 if kind == "link" else 1))
         strengths = {
-            "link": lambda: ("MB/s", rng.uniform(10, 80)) if rng.random() < 0.5 else ("ms", rng.uniform(5, 30)),
-            "slow": lambda: (rng.choice(["computes", "answers"]), rng.uniform(0.003, 0.02)),
+            "link": lambda: ("MB/s", rng.uniform(10, 200)) if rng.random() < 0.5 else ("ms", rng.uniform(3, 30)),
+            "slow": lambda: (rng.choice(["computes", "answers"]), rng.uniform(0.002, 0.02)),
             "setting": lambda: rng.choice(WRONG),
             "mismatch": lambda: rng.choice(["float64", "float16", "int32"]),
             "missing": lambda: "",
@@ -67,8 +67,6 @@ def ill(fault, world, shape):
         {"link": slow_link, "slow": laggard, "setting": wrong, "mismatch": another_dtype, "clock": off}[fault.kind](
             fault
         )
-    if fault.kind == "hang" and world.rank in fault.ranks:
-        comm.barrier = lambda group: time.sleep(1000)
     return exam.examined(world, shape)
 
 
@@ -134,7 +132,7 @@ if os.environ["RANK"] == who and does == "missing":
     time.sleep(1000)
 if os.environ["RANK"] == who:
     from lib import comm
-    comm.barrier = lambda group: {"hang": lambda: time.sleep(1000), "died": os.abort}[does]()
+    comm.barrier = lambda group: time.sleep(1000)
 from lib.doctor.__main__ import main
 main()
 """
@@ -241,7 +239,7 @@ def test_threads_that_share_cores():
 def test_an_outlier_is_slow_even_in_its_good_rounds():
     usual = {key: [1.0, 1.1, 1.2, 9.0] for key in "abc"}
     assert outliers(usual | {"d": [1.0, 1.0, 9.0, 9.0, 9.0]}, 2) == {}, "its good rounds are as quick as the others'"
-    assert outliers(usual | {"d": [3.0, 3.0, 3.0, 9.0]}, 2) == {"d": (3.0, 1.15)}
+    assert outliers(usual | {"d": [3.0, 3.0, 3.0, 9.0]}, 2) == {"d": "3e+03 ms, elsewhere 1.15e+03 ms"}
     assert outliers({"a": [1.0] * 4, "b": [9.0] * 4}, 2) == {}, "of two, which one is usual?"
 
 
@@ -278,12 +276,11 @@ def test_healthy_runs(monkeypatch, say):
     assert not any(found)
 
 
-@pytest.mark.thorough("two torchruns that wait")
-@pytest.mark.parametrize("kind", ["hang", "died"])
-def test_a_rank_that_the_others_wait_for(kind, tmp_path):
-    (found,) = under_torchrun(Fault(kind, 3, (1,)), tmp_path)
-    assert found["kind"] == kind and found["ranks"] == [1]
-    assert ("the others wait for rank 1" if kind == "hang" else "rank 1 ended: ") in found["text"]
+@pytest.mark.thorough("a torchrun that waits")
+def test_a_rank_that_the_others_wait_for(tmp_path):
+    (found,) = under_torchrun(Fault("hang", 3, (1,)), tmp_path)
+    assert found["kind"] == "hang" and found["ranks"] == [1]
+    assert "the limit; the others wait for rank 1." in found["text"] and "rank 1 on " in found["text"]
 
 
 @pytest.mark.thorough("a rank that is a second off")

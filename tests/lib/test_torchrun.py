@@ -168,7 +168,7 @@ def test_a_rank_that_computes_has_until_the_limit(watched):
     other.state(RUNNING)
     mine.table.waiting("all_reduce", "", (0, 1), "world", 0).__enter__()
     assert passes(50, other) == ""
-    assert "rank 0 has waited for 61 s, the limit." in passes(11, other)
+    assert "rank 0 has waited for 61 s, the limit; the others wait for rank 1." in passes(11, other)
     assert "rank 1 on node1  computes" in passes(0, other)
 
 
