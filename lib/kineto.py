@@ -67,7 +67,7 @@ class _File:
     events: list[dict]
 
 
-def load(paths: Iterable[str | PathLike[str]]) -> Trace:
+def read_traces(paths: Iterable[str | PathLike[str]]) -> Trace:
     """One trace from the files of several ranks, `.json` or `.json.gz`; its zero is the first event.
 
     The label of a communication is its kind and dtype, that of a computation the name of its operator or kernel.
@@ -134,7 +134,7 @@ def _covered_s(times: Iterable[tuple[float, float]]) -> float:
     return total_s
 
 
-def kind_of(name: str) -> str:
+def kind_meant(name: str) -> str:
     """The kind of communication that a name means; "" if none."""
     letters = re.sub("[^a-z]", "", name.lower())
     return next((kind for word, kind in KINDS.items() if word in letters), "")
@@ -175,7 +175,7 @@ def _read(file: _File) -> Trace:
 
 
 def _event(file: _File, name: str, args: Mapping, start_s: float, end_s: float) -> CommEvent:
-    kind = kind_of(args.get("Collective name", "")) or kind_of(name)
+    kind = kind_meant(args.get("Collective name", "")) or kind_meant(name)
     axis, ranks = file.groups.get(str(args.get("Process Group Name", "")), ("?", ()))
     said = args.get("dtype") or next(iter(args.get("Input type", [])), "") or next(iter(name.split("_")[3:4]), "")
     dtype, itemsize = DTYPES.get(said.lower().removeprefix("c10::"), (said, 0))

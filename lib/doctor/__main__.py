@@ -8,7 +8,7 @@ import sys
 from lib.doctor.exam import on_this_machine, under_torchrun
 from lib.doctor.page import tell
 from lib.doctor.traces import judge_trace, page_of
-from lib.kineto import load
+from lib.kineto import read_traces
 from lib.launch import RunError
 from lib.mesh import MeshShape
 from lib.torchrun.start import of_torchrun, speaks
@@ -25,7 +25,7 @@ def main(argv: list[str] | None = None) -> None:
     args = parser.parse_args(argv)
     try:
         if "trace" in args:
-            trace = load(args.trace)
+            trace = read_traces(args.trace)
             print(page_of(trace))
             sys.exit(bool(judge_trace(trace)))
         rank, size = of_torchrun()

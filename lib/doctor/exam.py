@@ -8,14 +8,14 @@ Whatever happens, the page shows what was known until then.
 import torch.distributed as dist
 
 from lib.doctor.links import examine
-from lib.doctor.page import Report, tell
+from lib.doctor.page import Examination, tell
 from lib.doctor.settings import Finding, described, judge_settings
 from lib.launch import HangError, MismatchError, RankError, RunTimeout, close, run
 from lib.mesh import Group, MeshShape
 from lib.runtime.hang import named_ranks
 from lib.torchrun.meeting import Member, choose_interface, roster
 from lib.torchrun.start import StartError, choose_backend, connect
-from lib.torchrun.watchdog import Verdict, Watchdog
+from lib.torchrun.watchdog import Ending, Watchdog
 
 START_S, LIMIT_S, RUN_S = 25.0, 12.0, 45.0  # for all ranks to come; of one call; of all calls
 KINDS = {
@@ -27,18 +27,18 @@ KINDS = {
 }
 
 
-def examined(world: Group, shape: MeshShape) -> Report:
+def examined(world: Group, shape: MeshShape) -> Examination:
     """Examine ranks of one machine; all call it, and all return the same."""
     members = [Member(settings=described())] * world.size
     if world.size > 1:
         dist.all_gather_object(members, members[world.rank])
     measured, found = examine(world, shape, members)
-    return Report(members, "gloo", measured, judge_settings(dict(enumerate(members))) + found)
+    return Examination(members, "gloo", measured, judge_settings(dict(enumerate(members))) + found)
 
 
-def on_this_machine(shape: MeshShape) -> Report:
+def on_this_machine(shape: MeshShape) -> Examination:
     """Start ranks here, and examine them."""
-    report = Report([None] * shape.size, "gloo")
+    report = Examination([None] * shape.size, "gloo")
     try:
         return run(examined, shape.size, shape, timeout_s=RUN_S)[0]
     except tuple(KINDS) as error:
@@ -46,9 +46,9 @@ def on_this_machine(shape: MeshShape) -> Report:
     return report
 
 
-def under_torchrun(rank: int, size: int, shape: MeshShape, path: str | None) -> Report:
+def under_torchrun(rank: int, size: int, shape: MeshShape, path: str | None) -> Examination:
     """Examine the ranks that torchrun started; `path` is for `tell`, should this process have to end at once."""
-    report = Report([None] * size, choose_backend())
+    report = Examination([None] * size, choose_backend())
     try:
         store, report.members = roster(rank, size, described(), "", START_S)
     except StartError as error:
@@ -67,7 +67,7 @@ def under_torchrun(rank: int, size: int, shape: MeshShape, path: str | None) -> 
         report.findings += found
         close(world, None)
     except (MismatchError, StartError) as error:
-        watchdog.end(Verdict(str(error), error.ranks, KINDS[type(error)]))
+        watchdog.end(Ending(str(error), error.ranks, KINDS[type(error)]))
     return report
 
 
@@ -76,12 +76,12 @@ class Impatient(Watchdog):
 
     beat_s, silent_s, still_s, start_s = 0.5, 8.0, 8.0, START_S
 
-    def __init__(self, report: Report, path: str | None, *watched: object) -> None:
+    def __init__(self, report: Examination, path: str | None, *watched: object) -> None:
         self.report, self.path = report, path
         super().__init__(*watched)
 
-    def tell(self, verdict: Verdict) -> None:
+    def tell(self, ending: Ending) -> None:
         """Print the page."""
         if self.first("told"):
-            self.report.findings.append(Finding(verdict.kind, verdict.ranks, verdict.text))
+            self.report.findings.append(Finding(ending.kind, ending.ranks, ending.text))
             tell(self.report, self.path)

@@ -17,7 +17,7 @@ NAMES = {"latency": "ab", "transfer": ("from", "to"), "compute": ["rank"], "all_
 
 
 @dataclass
-class Report:
+class Examination:
     """What is known so far: it is printed also if the rest hangs.
 
     Args:
@@ -37,13 +37,14 @@ class Report:
         """The page, for a terminal."""
         wall_s = time.monotonic() - self.began_s
         lines = [f"{len(self.members)} ranks, {self.backend}, examined in {wall_s:.0f} s", ""]
-        lines += [*table(self._hosts()), ""] if any(self.members) else []
+        lines += [*aligned(self._hosts()), ""] if any(self.members) else []
         if self.measured:
             us = {pair: s * 1e6 for pair, s in self.measured.good("latency").items()}
+            us |= {pair[::-1]: n for pair, n in us.items()}
             MBps = {pair: self.measured.size / s / 1e6 for pair, s in self.measured.good("transfer").items()}  # noqa: N806
-            lines += ["latency one way (µs)", *table(self._links(us | {pair[::-1]: n for pair, n in us.items()})), ""]
-            lines += ["bandwidth (MB/s)", *table(self._links(MBps)), ""]
-            lines += [*table(self._axes()), ""]
+            lines += ["latency one way (µs)", *aligned(self._links(us)), ""]
+            lines += ["bandwidth (MB/s)", *aligned(self._links(MBps)), ""]
+            lines += [*aligned(self._axes()), ""]
         return "\n".join([*lines, *found_text(self.findings)])
 
     def data(self) -> dict:
@@ -87,7 +88,7 @@ class Report:
             yield axis, f"{s * 1e3:.2f} ms", f"{self.model_s(ranks) * 1e3:.2f} ms", ", ".join(map(str, ranks))
 
 
-def tell(report: Report, path: str | None) -> None:
+def tell(report: Examination, path: str | None) -> None:
     """Print the page, and write the data to a file."""
     print(report.page(), flush=True)
     if path:
@@ -103,7 +104,7 @@ def found_text(findings: Sequence[Finding]) -> list[str]:
     return ["looks wrong:", *lines] if lines else ["nothing looks wrong"]
 
 
-def table(rows: Iterable[Sequence[str]]) -> list[str]:
+def aligned(rows: Iterable[Sequence[str]]) -> list[str]:
     """Lines with columns as wide as their widest cell."""
     columns = [[cell.rjust(max(map(len, column))) for cell in column] for column in zip(*rows, strict=True)]
     return ["  " + "  ".join(row) for row in zip(*columns, strict=True)]

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from lib.doctor.page import found_text, table
+from lib.doctor.page import aligned, found_text
 from lib.doctor.settings import Finding
 from lib.kineto import exposed_s, matched, waits_s
 from lib.trace import Trace
@@ -28,7 +28,7 @@ def judge_trace(trace: Trace) -> list[Finding]:
 
 def page_of(trace: Trace) -> str:
     """The page, for a terminal."""
-    tables = [*table(_ranks(trace)), "", *table(_calls(trace)), ""]
+    tables = [*aligned(_ranks(trace)), "", *aligned(_calls(trace)), ""]
     return "\n".join([f"a trace of {length_s(trace) * 1e3:.1f} ms", "", *tables, *found_text(judge_trace(trace))])
 
 

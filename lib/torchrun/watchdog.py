@@ -47,7 +47,7 @@ class Unchanged:
         return now - self._since_s
 
 
-class Verdict(NamedTuple):
+class Ending(NamedTuple):
     """Why a run must end: a sentence with the report, and the ranks that the others wait for."""
 
     text: str
@@ -90,23 +90,23 @@ class Watchdog:
             try:
                 self._write()
                 if self._store.check(["over"]):
-                    self._leave(Verdict(*marshal.loads(self._store.get("over"))))
+                    self._leave(Ending(*marshal.loads(self._store.get("over"))))
                 row = self.table.row(self.rank)
                 waits_s = row.for_s if row.state in (STARTING, WAITING) else 0.0
                 if waits_s > min(self.still_s, self.silent_s, self.limit_s, self.start_s) / 2:
-                    if verdict := self._judge():
-                        self.end(verdict)
+                    if ending := self._judge():
+                        self.end(ending)
             except dist.DistError as error:  # the store is on one of the machines
                 if self.table.row(self.rank).state == WAITING and not self._end.is_set():
                     why = f"rank {self.rank} waits, and the machine of torchrun's store does not answer: {error}"
-                    self._leave(Verdict(why))
+                    self._leave(Ending(why))
 
     def _write(self) -> None:
         self._beats += 1
         said = self._beats, written_bytes(), *self.table.row(self.rank)
         self._store.set(f"row {self.rank}", marshal.dumps(said))
 
-    def _judge(self) -> Verdict | None:
+    def _judge(self) -> Ending | None:
         """Why the run must end; None if it need not."""
         said = self._store.multi_get([f"row {rank}" for rank in range(len(self.members))])
         beats, written, *columns = zip(*map(marshal.loads, said), strict=True)
@@ -120,45 +120,45 @@ class Watchdog:
             gone = (
                 f"gave no sign of life for {self.silent_s:.0f} s: its process is stopped, or its machine or network"
             )
-            return Verdict(f"hang: {named_ranks([*silent])} {gone} is gone.\n{view.report()}", tuple(silent))
+            return Ending(f"hang: {named_ranks([*silent])} {gone} is gone.\n{view.report()}", tuple(silent))
         if mine.state == STARTING and mine.for_s > self.start_s:
             return self.cannot_connect(f"no connection for {self.start_s:.0f} s")
         if still_s > self.still_s and all_wait({row.state for row in rows.values()}):
-            return Verdict(view.explain(still_s), view.awaited)
+            return Ending(view.explain(still_s), view.awaited)
         if mine.state == WAITING and mine.for_s > self.limit_s:
             whom = f"; the others wait for {named_ranks(view.awaited)}" if view.awaited else ""
             text = f"rank {self.rank} has waited for {mine.for_s:.0f} s, the limit{whom}.\n{view.report()}"
-            return Verdict(text, view.awaited)
+            return Ending(text, view.awaited)
         return None
 
-    def cannot_connect(self, why: str) -> Verdict:
-        """The verdict on this rank, if it cannot connect."""
+    def cannot_connect(self, why: str) -> Ending:
+        """The ending, if this rank cannot connect."""
         here = ", ".join(f"{name} ({address})" for name, address in interfaces().items())
         who = f"rank {self.rank} on {self.members[self.rank].host}"
         remedy = f"set GLOO_SOCKET_IFNAME to the interface of the network that all machines share, one of {here}"
         text = f"{who} cannot connect to the other ranks over {self.over}: {why}; {remedy}"
-        return Verdict(text, (self.rank,), "connection")
+        return Ending(text, (self.rank,), "connection")
 
-    def give_up(self, verdict: Verdict) -> Verdict:
-        """Pass the verdict to all ranks, whose threads print it and exit; return it."""
+    def give_up(self, ending: Ending) -> Ending:
+        """Pass the ending to all ranks, whose threads print it and exit; return it."""
         with suppress(dist.DistError):
-            self._store.set("over", marshal.dumps(tuple(verdict)))
-        return verdict
+            self._store.set("over", marshal.dumps(tuple(ending)))
+        return ending
 
-    def end(self, verdict: Verdict) -> None:
+    def end(self, ending: Ending) -> None:
         """End all ranks."""
-        self._leave(self.give_up(verdict))
+        self._leave(self.give_up(ending))
 
-    def _leave(self, verdict: Verdict) -> None:
+    def _leave(self, ending: Ending) -> None:
         """End this process, after a pause for the threads of the other ranks."""
-        self.tell(verdict)
+        self.tell(ending)
         time.sleep(2 * self.beat_s)
         os._exit(1)
 
-    def tell(self, verdict: Verdict) -> None:
+    def tell(self, ending: Ending) -> None:
         """Print why the run ends, on the first rank of a machine."""
         if self.first(f"told on {self.members[self.rank].machine}"):
-            print(f"\n{verdict.text}", file=sys.stderr, flush=True)
+            print(f"\n{ending.text}", file=sys.stderr, flush=True)
 
     def first(self, what: str) -> bool:
         """Whether no rank asked this before; also if the store does not answer."""

@@ -49,7 +49,7 @@ def traces(tmp_path_factory):
 
 
 def test_a_step_of_ddp_is_one_all_reduce_of_the_gradients(traces):
-    trace = kineto.load(traces["ddp"])
+    trace = kineto.read_traces(traces["ddp"])
     for rank in (0, 1):
         (event,) = trace.select(rank=rank, kind="all_reduce").events
         assert (event.axis, event.peers, event.label) == ("world", (0, 1), "all_reduce float32")
@@ -59,7 +59,7 @@ def test_a_step_of_ddp_is_one_all_reduce_of_the_gradients(traces):
 
 def test_on_gloo_the_reduce_scatter_of_fsdp_is_an_all_reduce(traces):
     """It sends twice what a reduce-scatter would, as chapter 4 says of gloo."""
-    traffic = kineto.load(traces["fsdp"]).select(rank=0).traffic()
+    traffic = kineto.read_traces(traces["fsdp"]).select(rank=0).traffic()
     assert traffic["all_reduce", "world"] == (1, 2 * cost.wire_bytes("reduce_scatter", PARAMETER_BYTES, 2))
     calls, sent = traffic["all_gather", "world"]
     assert sent == calls * PARAMETER_BYTES / 2
@@ -151,7 +151,7 @@ def written(tmp_path, *files):
 
 
 def test_the_names_of_nccl(tmp_path):
-    trace = kineto.load(written(tmp_path, nccl(0), nccl(1)))
+    trace = kineto.read_traces(written(tmp_path, nccl(0), nccl(1)))
     seen = [(e.kind, e.axis, e.peers, e.payload_bytes, e.wire_bytes, e.label) for e in trace.select(rank=0).events]
     assert seen == [
         ("all_gather", "mesh_dp", (0, 1), 400, 200.0, "all_gather bfloat16"),
@@ -166,7 +166,7 @@ def test_the_names_of_nccl(tmp_path):
 
 
 def test_what_is_exposed_and_who_waits(tmp_path):
-    trace = kineto.load(written(tmp_path, nccl(0), nccl(1)))
+    trace = kineto.read_traces(written(tmp_path, nccl(0), nccl(1)))
     seconds = kineto.exposed_s(trace)
     assert seconds[0] == pytest.approx((30e-6, 190e-6, 180e-6), rel=1e-2)  # the first 10 µs of the gather are hidden
     assert seconds[1] == pytest.approx((70e-6, 110e-6, 100e-6), rel=1e-2)
@@ -175,14 +175,14 @@ def test_what_is_exposed_and_who_waits(tmp_path):
 
 def test_hosts_whose_clocks_differ_are_aligned(tmp_path):
     """An hour and a half: the ends of their collectives are the same moment."""
-    trace = kineto.load(written(tmp_path, nccl(0), nccl(1, 5_400_000_000, "node1")))
+    trace = kineto.read_traces(written(tmp_path, nccl(0), nccl(1, 5_400_000_000, "node1")))
     assert kineto.waits_s(trace) == {(0, 1): pytest.approx(80e-6, rel=1e-2)}
 
 
 def test_ranks_that_do_not_send_the_same(tmp_path):
     one, other = nccl(0), nccl(1)
     other["traceEvents"][1]["args"]["dtype"] = "Float"
-    (found,) = [x for x in judge_trace(kineto.load(written(tmp_path, one, other))) if x.kind == "mismatch"]
+    (found,) = [x for x in judge_trace(kineto.read_traces(written(tmp_path, one, other))) if x.kind == "mismatch"]
     assert (
         found.ranks == (0, 1)
         and "400 bytes, all_gather bfloat16" in found.text
@@ -205,7 +205,7 @@ def test_ranks_that_do_not_send_the_same(tmp_path):
     ],
 )
 def test_kinds(name, kind):
-    assert kineto.kind_of(name) == kind
+    assert kineto.kind_meant(name) == kind
 
 
 def test_what_is_no_trace(tmp_path, capsys):
@@ -215,4 +215,4 @@ def test_what_is_no_trace(tmp_path, capsys):
         main(["trace", str(path)])
     assert end.value.code == 2 and f"{path} is no trace of torch.profiler" in capsys.readouterr().err
     with pytest.raises(kineto.TraceError, match="two files are of one rank: they are of ranks 0, 0"):
-        kineto.load(written(tmp_path, nccl(0), nccl(0)))
+        kineto.read_traces(written(tmp_path, nccl(0), nccl(0)))

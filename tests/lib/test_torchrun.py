@@ -124,8 +124,8 @@ def watched(monkeypatch):
         if other is not None:
             store.set("row 1", marshal.dumps((next(beats), 0, *other.row(1))))
         one._write()
-        verdict = one._judge()
-        return verdict.text if verdict else ""
+        ending = one._judge()
+        return ending.text if ending else ""
 
     yield one, passes
     one._end.set()
