@@ -94,6 +94,17 @@ def say(record_property):
     return lambda text: record_property("said", text)
 
 
+@pytest.fixture
+def hosts(tmp_path):
+    """Two hosts in network namespaces; skipped where there can be none."""
+    from tests.lib.hosts import TwoHosts, cannot
+
+    if why := cannot():
+        pytest.skip(why)
+    with TwoHosts(tmp_path) as both:
+        yield both
+
+
 def left_behind() -> set:
     """Processes below this one, beside the two servers, and every temporary file but torch's cache, for all to use."""
     from lib.runtime import server

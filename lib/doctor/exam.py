@@ -17,7 +17,7 @@ from lib.torchrun.meeting import Member, choose_interface, roster
 from lib.torchrun.start import StartError, choose_backend, connect
 from lib.torchrun.watchdog import Ending, Watchdog
 
-START_S, LIMIT_S, RUN_S = 25.0, 12.0, 45.0  # for all ranks to come; of one call; of all calls
+START_S, LIMIT_S, RUN_S = 25.0, 15.0, 45.0  # for all ranks to come; of one call; of all calls
 KINDS = {
     HangError: "hang",
     RunTimeout: "hang",

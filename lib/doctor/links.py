@@ -63,11 +63,11 @@ class Measurement:
     def judge(self, members: Sequence[Member]) -> list[Finding]:
         """Links, ranks and clocks that look wrong."""
         bad, on = {}, [one.machine for one in members]  # `bad`: set of two ranks → why
-        for kind, what in (("transfer", f"{self.size >> 20} MiB take"), ("latency", "8 bytes take")):
+        for kind, what in (("transfer", f"{self.size >> 20} MiB"), ("latency", "8 bytes")):
             for within, where in ((True, "within a host"), (False, "between hosts")):
                 likes = {(a, b): s for (a, b), s in self.of(kind).items() if (on[a] == on[b]) is within}
                 for (a, b), why in outliers(likes, SLOW[kind]).items():
-                    bad.setdefault(frozenset((a, b)), f"from {a} to {b} {what} {why} {where}")
+                    bad.setdefault(frozenset((a, b)), f"{what} from {a} to {b} take {why} {where}")
         slow = {r: f"its matmuls take {why}" for (r,), why in outliers(self.of("compute"), SLOW["compute"]).items()}
         for rank in range(len(members)):
             its, ill = (sum(rank in pair for pair in some) for some in (self.of("latency"), bad))
@@ -181,5 +181,5 @@ def outliers(seconds: Mapping[tuple, Sequence[float]], factor: float) -> dict[tu
     for key, values in seconds.items():
         others = [middle for other, middle in middles.items() if other != key]
         if len(others) > 1 and quantiles(values, n=4)[0] > factor * median_low(others):
-            found[key] = f"{middles[key] * 1e3:.3g} ms, elsewhere {median_low(others) * 1e3:.3g} ms"
+            found[key] = f"{middles[key] * 1e3:.3g} ms, and {median_low(others) * 1e3:.3g} ms elsewhere"
     return found

@@ -239,7 +239,7 @@ def test_threads_that_share_cores():
 def test_an_outlier_is_slow_even_in_its_good_rounds():
     usual = {key: [1.0, 1.1, 1.2, 9.0] for key in "abc"}
     assert outliers(usual | {"d": [1.0, 1.0, 9.0, 9.0, 9.0]}, 2) == {}, "its good rounds are as quick as the others'"
-    assert outliers(usual | {"d": [3.0, 3.0, 3.0, 9.0]}, 2) == {"d": "3e+03 ms, elsewhere 1.15e+03 ms"}
+    assert outliers(usual | {"d": [3.0, 3.0, 3.0, 9.0]}, 2) == {"d": "3e+03 ms, and 1.15e+03 ms elsewhere"}
     assert outliers({"a": [1.0] * 4, "b": [9.0] * 4}, 2) == {}, "of two, which one is usual?"
 
 
