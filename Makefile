@@ -25,7 +25,7 @@ export PYTHONUNBUFFERED := 1
 # Where it is set, as in many containers, each of some thousand processes would compile lib anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup book students site pdf serve lab train test test-course test-book quick measured solutions thorough notebooks exercises exercise kills assignments lint bench soak fuzz certificate nbgrader newest grading busy perturbed mutants repository colab
+.PHONY: help setup book students site pdf serve lab train test test-course test-book quick measured solutions thorough notebooks exercises exercise kills assignments lint bench soak fuzz hosts certificate nbgrader newest grading busy perturbed mutants repository colab
 .PHONY: screenshots cover clean
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
@@ -149,6 +149,9 @@ lint: $(READY) ## check style, and that what is generated agrees with its source
 
 bench: $(READY) ## compare with PyTorch's own, on this machine
 	@$(PY) -m benchmarks
+
+hosts: $(READY) ## torchrun on two hosts, which are network namespaces of this machine; as root, with iproute2
+	@$(PY) -m pytest tests/lib/test_two_hosts.py tests/lib/test_two_hosts_traffic.py -m hosts -q $(PYTEST_ARGS)
 
 soak: $(READY) ## 500 runs of 4 ranks: nothing may grow (about two minutes)
 	@SOAK_RUNS=500 $(PY) -m pytest tests/lib/test_soak.py -q

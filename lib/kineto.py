@@ -63,7 +63,7 @@ class _File:
     rank: int
     host: str
     groups: dict[str, tuple[str, tuple[int, ...]]]
-    began_us: float
+    base_ns: int  # of its times
     events: list[dict]
 
 
@@ -81,7 +81,8 @@ def read_traces(paths: Iterable[str | PathLike[str]]) -> Trace:
         raise TraceError(
             f"two files are of one rank: they are of ranks {', '.join(str(file.rank) for file in files)}"
         )
-    traces = {file.rank: _read(file) for file in files}
+    zero_ns = min((file.base_ns for file in files), default=0)
+    traces = {file.rank: _read(file, (file.base_ns - zero_ns) / 1e9) for file in files}
     ahead_s = _ahead_s(traces, {file.rank: file.host for file in files})
     moved = [Trace.merge([one], ahead_s[rank]) for rank, one in traces.items()]
     starts_s = [x.start_s for one in moved for x in [*one.events, *one.spans]]
@@ -154,17 +155,17 @@ def _open(path: str | PathLike[str], place: int) -> _File:
         groups[str(one["pg_name"])] = axis, tuple(one.get("ranks") or world)
     if len(groups) <= 1:
         groups[""] = "world", world  # gloo does not say of which group a call is
-    base_us = data.get("baseTimeNanoseconds", 0) / 1e3
-    return _File(told.get("rank", place), data.get("host_name", ""), groups, base_us, events)
+    base_ns = data.get("baseTimeNanoseconds", 0)
+    return _File(told.get("rank", place), data.get("host_name", ""), groups, base_ns, events)
 
 
-def _read(file: _File) -> Trace:
-    """The communication and the computation of one rank, by its own clock."""
+def _read(file: _File, base_s: float) -> Trace:
+    """The communication and the computation of one rank, by its own clock, whose times count from `base_s`."""
     facts = {e["args"].get("External id"): e["args"] for e in file.events if "Collective name" in e.get("args", {})}
     on_gpu, out = any(e.get("cat") == "kernel" for e in file.events), Trace()
     for e in file.events:
         name, args = e["name"], e.get("args", {})
-        start_s = (file.began_us + e["ts"]) / 1e6
+        start_s = base_s + e["ts"] / 1e6
         when = start_s, start_s + e.get("dur", 0) / 1e6
         if e.get("cat") == "kernel" and "ccl" in name.lower() or name.startswith("gloo:"):
             args = facts.get(args.get("External id"), {}) | args

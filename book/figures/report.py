@@ -51,7 +51,14 @@ def report_page(ranks: Sequence[Mapping], name: str) -> str:
         ranks: the report of `lib.training.loop.train` for each rank, as JSON keeps it.
         name: of the run.
     """
-    settings = json.dumps(ranks[0]["config"], indent=2)
+    settings = escape(json.dumps(ranks[0]["config"], indent=2))
+    drawn = "".join(figure._repr_html_() for figure in figures(ranks))
+    folded = f"<details><summary>All settings</summary><pre>{settings}</pre></details>"
+    return alone(name, f"<p>{escape(summary(ranks))}</p>{drawn}{folded}")
+
+
+def alone(name: str, body: str) -> str:
+    """A page with this title that needs no other file."""
     light, dark = (
         "".join(f"{key}:{value};" for key, value in variables(mode).items()) + f"background:{PAPER[mode]}"
         for mode in ("light", "dark")
@@ -60,10 +67,9 @@ def report_page(ranks: Sequence[Mapping], name: str) -> str:
         '<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
         f"<title>{escape(name)}</title><style>:root{{color-scheme:light dark;{light}}}"
         f"@media (prefers-color-scheme:dark){{:root{{{dark}}}}}"
-        f"body{{max-width:760px;margin:2em auto;padding:0 16px;color:var(--pbh-text);font:16px/1.5 {FONT}}}</style>"
-        f"<h1>{escape(name)}</h1><p>{escape(summary(ranks))}</p>"
-        f"{''.join(figure._repr_html_() for figure in figures(ranks))}"
-        f"<details><summary>All settings</summary><pre>{escape(settings)}</pre></details></html>"
+        f"body{{max-width:760px;margin:2em auto;padding:0 16px;color:var(--pbh-text);font:16px/1.5 {FONT}}}"
+        "pre{overflow-x:auto;font-size:13px}</style>"
+        f"<h1>{escape(name)}</h1>{body}</html>"
     )
 
 

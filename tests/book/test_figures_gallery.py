@@ -20,6 +20,7 @@ from book.figures.activations import Activation, Sent, draw_activations
 from book.figures.curves import draw_bars, draw_curves, draw_log_log
 from book.figures.equal import draw_equal
 from book.figures.fastest import draw_fastest
+from book.figures.links import draw_links
 from book.figures.matrices import attention_cut, column_cut, draw_layer, mlp_cut, row_cut
 from book.figures.memory import draw_memory
 from book.figures.moves import draw_before_after, draw_collectives, draw_step
@@ -191,6 +192,12 @@ FIGURES = {
     "bubble": lambda: draw_bubble(simulate(gpipe(8, 16)), **ABOUT),
     "kept": lambda: draw_kept([simulate(make(8, 16)) for make in (gpipe, one_f_one_b)], most=16, **ABOUT),
     "fastest": fastest,
+    "links": lambda: draw_links(
+        {(a, b): 900.0 / (1 + a + b) for a in range(8) for b in range(8) if a != b},
+        unit="MB/s",
+        marked={(1, 3): "x"},
+        **ABOUT,
+    ),
     "bars": bars,
     "lanes": lambda: draw_timeline(LANES, title="A step", alt="a"),
 }

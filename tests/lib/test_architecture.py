@@ -23,13 +23,8 @@ placement facts clip conjugate deferred recompute collectives model masks data m
 doctor/ data_parallel/ tensor_parallel/ pipeline/ layout planner/ parallel checkpoint/ training/ lab/ train
 """.split()
 PURE = [
-<<<<<<< HEAD
-    *("lib.cost", "lib.trace", "lib.lab.claims", "lib.pipeline.schedules", "lib.layout", "lib.planner"),
-    *("lib.text", "lib.launch"),  # the server of `launch` starts before torch is there
-=======
     *("lib.cost", "lib.trace", "lib.kineto", "lib.lab.claims", "lib.pipeline.schedules", "lib.layout", "lib.planner"),
-    *("lib.text", "lib.launch", "course.workshop.typed"),  # the server of `launch` starts before torch is there
->>>>>>> c15a8c43 (The doctor and lib.kineto in the house: budgets raised by their lines (935 whole, 617 of code, 9 files))
+    *("lib.text", "lib.launch"),  # the server of `launch` starts before torch is there
     *(f"lib.runtime.{name}" for name in "call_table calls hang headroom output places ranks server".split()),
     *(f"lib.pipeline.{name}" for name in "balance simulate lower rendezvous prove gantt".split()),
     *(

@@ -57,13 +57,14 @@ def one_process(tmp_path, steps):
     return pytest.approx(losses_of(report), rel=1e-12)
 
 
-def starts_as_the_readme_says(tmp_path, words):
+def starts_as_the_readme_says(tmp_path, program, words):
     """Start the README's line for two machines on two hosts; where there can be none, two agents on this one."""
     text = README.read_text(encoding="utf-8").replace("\\\n", " ")
-    (line,) = re.findall(r"^\.venv/bin/torchrun (.*--nnodes 2 .*)$", text, re.MULTILINE)
+    (line,) = re.findall(rf"^\.venv/bin/torchrun (.*--nnodes 2 .* -m {program} .*)$", text, re.MULTILINE)
     with socket.create_server(("localhost", 0)) as free:
         here = f"localhost:{free.getsockname()[1]}" if cannot() else "node0:29500"
-    for there, other in (("node0:29500", here), ("--nproc-per-node 8", "--nproc-per-node 1"), ("--dp 16", "--dp 2")):
+    two = {"lib.train": ("--dp 16", "--dp 2"), "lib.doctor": ("dp=8,tp=2", "dp=2,tp=1")}[program]
+    for there, other in (("node0:29500", here), ("--nproc-per-node 8", "--nproc-per-node 1"), two):
         assert line.count(there) == 1
         line = line.replace(there, other)
     command = [sys.executable, "-m", "torch.distributed.run", *line.split(), *words.split()]
@@ -82,12 +83,23 @@ def starts_as_the_readme_says(tmp_path, words):
 
 def test_the_readmes_line_for_two_machines(tmp_path, capfd):
     report = tmp_path / "two.json"
-    assert starts_as_the_readme_says(tmp_path, f"{FLAGS} --steps 20 --report {report}") == [0, 0]
+    assert starts_as_the_readme_says(tmp_path, "lib.train", f"{FLAGS} --steps 20 --report {report}") == [0, 0]
     assert losses_of(report) == one_process(tmp_path, 20)
     said = capfd.readouterr().out + "".join((tmp_path / host).read_text() for host in ADDRESSES if not cannot())
     assert said.count("validation:") == 1, "one rank in all reports"
     ranks = json.loads(report.read_text(encoding="utf-8"))["ranks"]
     assert ranks[0]["losses"] == ranks[1]["losses"] and "reduce_scatter dp" in ranks[0]["traffic"]
+
+
+@pytest.mark.hosts("the doctor sees both")
+def test_the_readmes_line_for_the_doctor(tmp_path, capfd):
+    path = tmp_path / "found.json"
+    assert starts_as_the_readme_says(tmp_path, "lib.doctor", f"--json {path}") == [0, 0]
+    found = json.loads(path.read_text(encoding="utf-8"))
+    assert found["findings"] == [] and len(found["transfer"]) == 2 and found["all_reduce"][0]["axis"] == "dp"
+    assert cannot() or [one["host"] for one in found["ranks"]] == sorted(ADDRESSES)
+    said = capfd.readouterr().out + "".join((tmp_path / host).read_text() for host in ADDRESSES if not cannot())
+    assert said.count("nothing looks wrong") == 1, "one rank prints the page"
 
 
 WRONG = {
