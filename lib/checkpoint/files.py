@@ -33,8 +33,11 @@ class BrokenCheckpoint(CheckpointError):
 
 
 def reason(error: Exception) -> str:
-    """The message of an error; for an OSError without its number."""
-    return getattr(error, "strerror", None) or f"{type(error).__name__}: {error}".splitlines()[0]
+    """The message of the OSError that led to an error, as a full disk leads to a RuntimeError of torch; or its own."""
+    cause: BaseException | None = error
+    while cause is not None and not getattr(cause, "strerror", None):
+        cause = cause.__context__
+    return cause.strerror if cause else f"{type(error).__name__}: {error}".splitlines()[0]
 
 
 # ---- in one folder --------------------------------------------------------------------------------------------------

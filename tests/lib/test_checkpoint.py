@@ -30,7 +30,7 @@ from lib.checkpoint import files, storage
 from lib.checkpoint import folder as folders
 from lib.checkpoint.__main__ import main as export
 from lib.checkpoint.boxes import Box, boxes_of_part, boxes_of_range
-from lib.checkpoint.files import CHECKSUMS, LOCK, CheckpointError, Lock, checksum, note_checksums
+from lib.checkpoint.files import CHECKSUMS, LOCK, CheckpointError, Lock, checksum, note_checksums, reason
 from lib.checkpoint.saver import SIGNALS, Checkpoints
 from lib.checkpoint.storage import Save, restore
 from lib.launch import RankError
@@ -338,6 +338,18 @@ def test_no_room_loses_no_checkpoint_and_no_step(tmp_path, serial):
     said = f"step-00000004 could not be written to {tmp_path}: rank 1: No space left on device; older ones are kept"
     assert [report["unsaved"] for report in reports] == [said] * 2
     assert os.listdir(tmp_path) == ["step-00000002"]
+
+
+def test_the_reason_is_the_disk_even_if_torch_hides_it():
+    """torch.save on a full disk raises a RuntimeError about its archive, while it handles the OSError."""
+    try:
+        try:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        finally:
+            raise RuntimeError("unexpected pos 704 vs 598")
+    except RuntimeError as error:
+        assert reason(error) == "No space left on device"
+    assert reason(RuntimeError("else\nmore")) == "RuntimeError: else"
 
 
 # ---- killed ---------------------------------------------------------------------------------------------------------

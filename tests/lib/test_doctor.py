@@ -230,6 +230,35 @@ def test_settings(other, kind, says):
     assert not kind or says in found[0].text
 
 
+def test_the_odd_one_may_be_rank_0():
+    (found,) = settings.judge_settings(
+        dict(enumerate([member(torch="2.8"), member(torch="2.9"), member(torch="2.9")]))
+    )
+    assert found.ranks == (0,) and found.text.startswith("torch is 2.8 on rank 0, and 2.9 on the others")
+
+
+def measured(slow_pairs=(), slow_rank=None, ahead_s=None):
+    """Made-up rounds of four ranks, two on each of two hosts; links between hosts take ten times as long."""
+    seconds = {}
+    for a, b in ((a, b) for a in range(4) for b in range(4) if a != b):
+        usual_s = 1e-3 if a // 2 == b // 2 else 1e-2
+        seconds["transfer", a, b] = [usual_s * (5 if (a, b) in slow_pairs else 1)] * 5
+        if a < b:
+            seconds["latency", a, b] = [usual_s / 10] * 5
+    seconds |= {("compute", rank): [3e-3 if rank == slow_rank else 1e-3] * 5 for rank in range(4)}
+    members = [member("ab"[rank // 2]) for rank in range(4)]
+    return [(one.kind, one.ranks) for one in links.Measurement(seconds, ahead_s or {}, 2**20).judge(members)]
+
+
+def test_a_link_is_compared_with_its_likes_and_a_rank_with_slow_links_is_slow():
+    assert measured() == [], "links between hosts are slower than those within"
+    assert measured([(0, 2)]) == [("link", (0, 2))] == measured([(2, 0), (0, 2)])
+    assert measured([(1, 2), (1, 3)]) == [("link", (1, 2)), ("link", (1, 3))], "two of its three links"
+    assert measured([(1, 2), (1, 3)], slow_rank=1) == [("slow", (1,))]
+    assert measured(slow_rank=2) == [("slow", (2,))]
+    assert measured(ahead_s={1: 0.001, 3: -2.0}) == [("clock", (3,))]
+
+
 def test_threads_that_share_cores():
     busy = settings.judge_settings(dict(enumerate([member(threads="8"), member(threads="8")])))
     assert [one.text for one in busy] == ["16 threads of 2 ranks share the 8 cores of node-a: set OMP_NUM_THREADS=4"]

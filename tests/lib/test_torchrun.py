@@ -9,9 +9,10 @@ import time
 import pytest
 import torch.distributed as dist
 
-from lib.runtime.call_table import CallTable
+from lib.runtime.call_table import CallTable, MismatchError
 from lib.runtime.hang import RUNNING, STARTING
 from lib.torchrun import meeting, watchdog
+from lib.torchrun.compared import ComparedTable
 from lib.torchrun.meeting import Member, choose_interface
 from lib.torchrun.start import StartError
 from lib.torchrun.watchdog import Watchdog
@@ -129,6 +130,20 @@ def watched(monkeypatch):
 
     yield one, passes
     one._end.set()
+
+
+def test_the_first_calls_of_different_machines_are_compared():
+    store = dist.HashStore()
+    here, there = (ComparedTable(store, 2, rank) for rank in (0, 1))
+    for table in (here, there):
+        assert table.call("world", (0, 1), "all_reduce float32[4]", "here") == 0
+    here.call("world", (0, 1), "all_reduce float32[4]", "train.py, line 7")
+    with pytest.raises(MismatchError, match="ranks 0 and 1 disagree: their call number 2") as error:
+        there.call("world", (0, 1), "all_reduce int32[4]", "train.py, line 8")
+    assert error.value.ranks == (0, 1)
+    assert "rank 0  all_reduce float32[4]  train.py, line 7" in str(error.value)
+    for table in (here, there):
+        table.call("dp", (0, 1), "barrier", "")  # another group has its own count
 
 
 def row_of_rank_1():
