@@ -1,14 +1,14 @@
 """Traces of `torch.profiler`, of any PyTorch program, as a `Trace`.
 
-The problem: the file of one rank has a hundred thousand events. A message appears in it as a call of c10d, as what a
-thread of gloo does, or as a kernel of NCCL, each with other names for the same facts; and each host has its own clock.
-The idea: keep what occupies the link and what computes, in the terms of `lib.trace`:
+The problem: the file of one rank has a hundred thousand events. A message is a call of c10d, an event of a thread of
+gloo, or a kernel of NCCL, and each names the same facts differently. And each host has its own clock.
+The idea: keep the events of the link and those that compute, in the terms of `lib.trace`:
 
                 the link                                            computation                  its facts
     gloo        `gloo:all_reduce`                                   `aten::…` operators          its own input
     NCCL        kernels `ncclDevKernel_AllReduce_Sum_bf16_RING_LL`  all other kernels            `record_param_comms`
 
-A collective ends at the same moment on all its ranks, or nearly: this aligns the clocks of hosts.
+A collective ends at the same time on all its ranks, or nearly: this aligns the clocks of hosts.
 
 Sources: traces of torch 2.13 on gloo, made by `tests/lib/test_kineto.py`; for NCCL pytorch/pytorch#111843 (2023-10) and
 #131462 (2024-07, a kernel without facts), pytorch/kineto#1294 (2026-03, `Seq`).
@@ -70,8 +70,8 @@ class _File:
 def read_traces(paths: Iterable[str | PathLike[str]]) -> Trace:
     """One trace from the files of several ranks, `.json` or `.json.gz`; its zero is the first event.
 
-    The label of a communication is its kind and dtype, that of a computation the name of its operator or kernel.
-    `wire_bytes` are those of an ideal ring. Bytes are 0 where a trace does not have them.
+    The label of a communication is its kind and dtype; of a computation, the name of its operator or kernel.
+    `wire_bytes` are for an ideal ring. Bytes are 0 where a trace does not have them.
 
     Raises:
         TraceError: a file is no trace, or a rank has two.
@@ -102,7 +102,7 @@ def matched(trace: Trace) -> list[list[CommEvent]]:
 
 
 def waits_s(trace: Trace) -> dict[tuple[int, int], float]:
-    """(rank, other) → seconds that the rank waits in collectives for the other, which starts them last.
+    """(rank, last) → seconds that the rank waits in collectives for the rank that starts them last.
 
     A collective lasts on each rank until the last rank starts it: until then it is a wait, then a transfer.
     """

@@ -83,10 +83,10 @@ def _timeline_of(trace: Trace) -> Figure:
     waits = waits_s(trace)
     pair = max(waits, key=waits.get, default=None)
     alt = f"Rank {pair[0]} waits {waits[pair] * 1e3:.3g} ms for rank {pair[1]}." if pair else "No rank waits."
-    return draw_timeline(without_gaps(trace), title="Computation and communication", alt=alt, caption=alt, unit="ms")
+    return draw_timeline(in_pixels(trace), title="Computation and communication", alt=alt, caption=alt, unit="ms")
 
 
-def without_gaps(trace: Trace, pixels: int = 700) -> Trace:
+def in_pixels(trace: Trace, pixels: int = 700) -> Trace:
     """The same trace with one span for all that follow each other within a pixel of a timeline so wide."""
     gap_s, spans = length_s(trace) / pixels, []
     for span in sorted(trace.spans, key=lambda span: (span.rank, span.start_s)):

@@ -76,7 +76,7 @@ class Measurement:
         found = [Finding("slow", (r,), f"rank {r} on {members[r].host} is slow: {why}") for r, why in slow.items()]
         for (a, b), why in ((sorted(pair), why) for pair, why in bad.items() if not slow.keys() & pair):
             found.append(Finding("link", (a, b), f"the link of ranks {a} and {b} is slow: {why}"))
-        text = "the clock of rank {} differs by {:+.2f} s from that of rank 0: start NTP on its host"
+        text = "the clock of rank {} differs by {:+.2f} s from the clock of rank 0: start NTP on its host"
         far = {rank: by_s for rank, by_s in self.ahead_s.items() if abs(by_s) > LEAST_CLOCK_S}
         return found + [Finding("clock", (rank,), text.format(rank, by_s)) for rank, by_s in far.items()]
 
@@ -108,7 +108,7 @@ class _Bench:
         self.seconds, self.clocks = defaultdict(list), defaultdict(list)
 
     def round(self) -> dict[tuple, float]:
-        """Measure everything once: what this rank has seen."""
+        """Measure each link, rank and axis once: the seconds that this rank saw."""
         seen, me = {}, self.world.rank
         for group in self.groups:
             comm.barrier(self.world)
@@ -141,7 +141,7 @@ class _Bench:
                 seen["transfer", me, peer] = seconds
 
     def _ask(self, peer: int, asks: bool, x: Tensor) -> tuple[float, float]:
-        """Send `x`, get back what the peer's clock shows: seconds, and how far it is ahead. Or answer the peer."""
+        """Send `x`, receive the time on the peer's clock: seconds, and how far it is ahead. Or answer the peer."""
         began_s, mine_s = done_s(), time.time()
         if not asks:
             comm.recv(x, self.world, peer).wait()
@@ -159,7 +159,7 @@ def _clock() -> Tensor:
 
 
 def examine(world: Group, shape: MeshShape, members: Sequence[Member]) -> tuple[Measurement, list[Finding]]:
-    """Measure, and measure again what looks wrong; all ranks call it, and all return the same findings."""
+    """Measure, and again if something looks wrong; all ranks call this, and return the same findings."""
     first = measure(world, shape)
     if not (found := first.judge(members)):
         return first, []

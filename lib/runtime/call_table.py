@@ -6,7 +6,7 @@ that a *different* process did not make.
 The idea: the ranks of one machine share a file in memory. Each writes its next call there before it makes it. The rank
 that comes later to the same call compares; a difference raises an error that shows both calls. When nothing moves, the
 process that started the ranks reads which rank waits for which. Under torchrun, where ranks share no memory, each has a
-table of its own (`lib.torchrun.compared`). Nothing here knows torch. A call costs a few microseconds (`make bench`).
+table of its own (`lib.torchrun.first_calls`). Nothing here knows torch. A call costs a few microseconds (`make bench`).
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ from typing import NamedTuple
 import torch.distributed as dist
 
 from lib.runtime.hang import STARTING, WAITING, Row, View, all_wait, named_ranks, written_bytes
-from lib.torchrun.compared import ComparedTable
+from lib.torchrun.first_calls import ComparedTable
 from lib.torchrun.meeting import START_S, Member, interfaces
 
 

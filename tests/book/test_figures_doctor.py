@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from book.figures.doctor import main, without_gaps
+from book.figures.doctor import in_pixels, main
 from lib.trace import CommEvent, Span, Trace
 from tests.lib.test_kineto import nccl, written
 
@@ -62,7 +62,7 @@ def test_operators_without_a_gap_are_one_bar():
     spans = [Span(0, "compute", name, start, start + 0.9) for name, start in (("a", 0.0), ("b", 1.0), ("c", 50.0))]
     spans += [Span(1, "compute", "d", 0.0, 0.5), Span(0, "compute", "inside b", 1.1, 1.2)]
     event = CommEvent(0, "send", "world", (1,), 0, 0.0, "send", 0.0, 100.0)
-    one = without_gaps(Trace([event], spans), pixels=700)
+    one = in_pixels(Trace([event], spans), pixels=700)
     assert [(s.rank, s.start_s, s.end_s) for s in one.spans] == [(0, 0.0, 1.9), (0, 50.0, 50.9), (1, 0.0, 0.5)]
     assert one.events == [event]
 

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 FLOORS = ("lib", "course", "book")  # what stands on one may import it, and it knows nothing of what stands on it
 # What a diligent reader gets through in a week: all of lib, counted whole, and by `lines_of_code`, on which docstrings
 # have no weight; files; and each file, whole.
-MOST_LINES, MOST_CODE, MOST_FILES, MOST_LINES_OF_A_FILE = 16345, 10020, 114, 350
+MOST_LINES, MOST_CODE, MOST_FILES, MOST_LINES_OF_A_FILE = 16340, 10020, 114, 350
 
 # The root of lib keeps what a page names. A file may import those before it, and the rooms that stand there. What a
 # room may import says its own __init__.py: the words in backticks behind "May import".

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from lib.runtime.call_table import CallTable, MismatchError
 from lib.runtime.hang import RUNNING, STARTING
 from lib.torchrun import meeting, watchdog
-from lib.torchrun.compared import ComparedTable
+from lib.torchrun.first_calls import ComparedTable
 from lib.torchrun.meeting import Member, choose_interface
 from lib.torchrun.start import StartError
 from lib.torchrun.watchdog import Watchdog
