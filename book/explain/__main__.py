@@ -11,7 +11,7 @@ from dataclasses import asdict
 
 from book.explain.configs import Asked, completed, flags_text, read_config, read_foreign
 from lib.cost.models import NOT_MODELLED
-from lib.planner.__main__ import compared, layout_asked, options_given, planner_options, printed, training_asked
+from lib.planner.__main__ import candidates, layout_asked, options_given, planner_options, printed, training_asked
 from lib.planner.training import Layout4D
 
 ABOUT = "A command of Megatron-LM, or a file of torchtitan, Accelerate or DeepSpeed, flag by flag."
@@ -32,7 +32,7 @@ def main(argv: list[str] | None = None) -> None:
             foreign = read_foreign(words)
             parser.set_defaults(**foreign.found)
         args, _ = parser.parse_known_args(argv)
-        said = explained(args, foreign, notes) if foreign else printed(args, *compared(args), notes=notes)
+        said = explained(args, foreign, notes) if foreign else printed(args, *candidates(args), notes=notes)
     except (ValueError, OSError) as error:
         parser.error(str(error))
     print(said)

@@ -34,7 +34,7 @@ lambda run: ""
 lambda run: "something is wrong"
     Your check fires on every run: after a day it will be switched off.
         It may fire only where a number is wrong. Ranks add in a different order than one process: allow for rounding,
-        about 1e-12 of a number in float64.
+        about 1e-12 of a number in float64. And of ranks that hold or read the same, only one counts.
 """
 # Of an answer that is none of the mistakes before: right of the sick runs, or right of the healthy ones.
 SOME = """
@@ -196,7 +196,7 @@ def _body(check: Callable, group: Group, given: Data) -> Data:
     """What a check says of each run: whether it fires, and for the reader its first sentences."""
     said = [(name, check(seen)) for name, seen in given["runs"]]
     found: Data = {name: FIRES if words else SILENT for name, words in said}
-    spoken = [f"{name.partition(': ')[2]}: {words}" for name, words in said if words]
+    spoken = [f"{name.partition(' on the ')[2]}: {words}" for name, words in said if words]
     return found | {SEEN: "Your check says\n" + "\n".join(f"  {line}" for line in spoken)} if spoken else found
 
 

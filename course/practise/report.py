@@ -76,7 +76,7 @@ class RunReport:
 
     def _compared(self) -> list[str]:
         held = f"norm of the gradients that the ranks hold in step 1: {self.held_norm:.4f}"
-        rows = [["step 1 against one process", "weights off", "gradient off", "its size", "update size"]]
+        rows = [["step 1 against one process", "weights off", "gradient off", "size of it", "size of update"]]
         for name, of in (self.by_kind | self.by_rank).items():
             rows.append([name, _off(of["weights"]), _off(of["gradient"]), f"{of['size']:.2f}", f"{of['update']:.2f}"])
         copies = [
@@ -103,7 +103,7 @@ class RunReport:
 
     def _times(self) -> list[str]:
         axes = [*next(iter(self.waits_s.values()))]
-        rows = [["time of a step", "busy", *(f"{axis}: late rank, link" for axis in axes), "waited for"]]
+        rows = [["time of a step", "busy", *(f"{axis}: waits for rank, link" for axis in axes), "others wait for it"]]
         for rank, waits in self.waits_s.items():
             cells = (f"{_ms(late)},{_ms(link)}" for late, link in waits.values())
             rows.append([rank, _ms(self.busy_s[rank]), *cells, _ms(self.waited_for_s[rank])])

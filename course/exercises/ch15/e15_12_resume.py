@@ -1,8 +1,8 @@
 """15.12: a restart that reports success, and an epoch that is not one.
 
 In August 2026 the maintainers of Megatron-Bridge looked at restarts on a different number of data-parallel ranks. A
-larger number failed immediately. But when one rank loaded the checkpoint of two, model and optimizer fitted themselves
-to the new layout, loading reported success, and the training that followed need not be the one that was interrupted.
+larger number failed immediately. With a smaller number, model and optimizer fitted themselves to the new layout, and
+loading reported success. Here four ranks stop as dp 4 and go on as dp 2 · tp 2: the ranks of a tp pair read the same.
 """
 
 import torch
