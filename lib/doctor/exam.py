@@ -40,7 +40,9 @@ def on_this_machine(shape: MeshShape) -> Examination:
     """Start ranks here, and examine them."""
     report = Examination([None] * shape.size, "gloo")
     try:
-        return run(examined, shape.size, shape, timeout_s=RUN_S)[0]
+        done = run(examined, shape.size, shape, timeout_s=RUN_S)[0]
+        done.began_s = report.began_s
+        return done
     except tuple(KINDS) as error:
         report.findings.append(Finding(KINDS[type(error)], error.ranks, str(error)))
     return report

@@ -177,6 +177,7 @@ def test_healthy_ranks_and_what_the_page_and_the_file_say(tmp_path, capsys):
     page, data = capsys.readouterr().out, json.loads(path.read_text())
     assert end.value.code == 0 and data["findings"] == [] and "nothing looks wrong" in page
     assert {(one["from"], one["to"]) for one in data["transfer"]} == {(0, 1), (1, 0)}
+    assert data["wall_s"] > 0.1, "counted from the start of the ranks"
     assert data["all_reduce"][0]["axis"] == "dp" and data["all_reduce"][0]["ranks"] == [0, 1]
     shown = f"{data['bytes'] / data['transfer'][0]['seconds'] / 1e6:.0f}"
     assert shown in page and f"all-reduce of {data['bytes'] >> 20} MiB" in page
