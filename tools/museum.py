@@ -131,13 +131,14 @@ def joined(text: str) -> str:
 
 def last() -> str:
     """Below the tasks: all checks in all rooms."""
-    names = ", ".join(EXERCISES[id].right[0].__name__ for id in rooms())
+    names = "".join(f"    {EXERCISES[id].right[0].__name__},\n" for id in rooms())
     return f"""## Each check in all rooms
 
 {SHOWN}
 
 ```{{code-cell}} ipython3
-elsewhere({names})
+elsewhere(
+{names})
 ```
 """
 
