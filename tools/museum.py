@@ -158,6 +158,6 @@ def with_rooms(path: Path, generated: str) -> str:
 
 
 if __name__ == "__main__":
-    made = {PAGE: [*map(section, rooms().values())], TASKS: [*map(task, rooms().values()), last()]}
+    made = {PAGE: [*map(section, rooms().values())], TASKS: ["+++\n", *map(task, rooms().values()), last()]}
     wanted = {path: with_rooms(path, "\n".join(parts)) for path, parts in made.items()}
     settle(wanted, [], __doc__, "a room has changed; run make notebooks")
