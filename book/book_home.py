@@ -105,9 +105,23 @@ def layouts() -> Iterator[Box]:
     yield 20, 32, 11, 11, "ok"
 
 
+def fingerprint() -> Iterator[Box]:
+    for row in range(4):
+        for rank in range(4):
+            yield 18 + 16 * rank, 11 * row, 13, 9, "bad" if row == 2 else "idle"
+
+
+def nodes() -> Iterator[Box]:
+    for node in range(2):
+        for gpu in range(4):
+            yield 6 + 52 * node + 17 * (gpu % 2), 2 + 26 * (gpu // 2), 14, 14, "param"
+        yield 6 + 52 * node, 19, 31, 5, "series-1"
+    yield 41, 19, 14, 5, "comm"
+
+
 ICONS = (
     *(memory, collectives, copies, shards, lambda: shards(1), columns, tokens, stairs, lambda: stairs(True)),
-    *(crossing, rounds, lambda: stairs(True, True), blocks, layouts),
+    *(crossing, rounds, lambda: stairs(True, True), blocks, layouts, fingerprint, nodes),
 )
 
 
