@@ -111,7 +111,7 @@ def fingerprint() -> Iterator[Box]:
             yield 18 + 16 * rank, 11 * row, 13, 9, "bad" if row == 2 else "idle"
 
 
-def nodes() -> Iterator[Box]:
+def machines() -> Iterator[Box]:
     for node in range(2):
         for gpu in range(4):
             yield 6 + 52 * node + 17 * (gpu % 2), 2 + 26 * (gpu // 2), 14, 14, "param"
@@ -121,7 +121,7 @@ def nodes() -> Iterator[Box]:
 
 ICONS = (
     *(memory, collectives, copies, shards, lambda: shards(1), columns, tokens, stairs, lambda: stairs(True)),
-    *(crossing, rounds, lambda: stairs(True, True), blocks, layouts, fingerprint, nodes),
+    *(crossing, rounds, lambda: stairs(True, True), blocks, layouts, fingerprint, machines),
 )
 
 
