@@ -33,15 +33,19 @@ class Exhibit:
         if isinstance(self.shown, str):
             return f'<pre class="exhibit">{escape(self.shown)}</pre>'
         head, *rows = ([escape(f"{cell}") for cell in row] for row in self.shown)
-        titles = "".join(f'<th scope="col">{cell}</th>' for cell in head)
+        titles = "".join(_head(cell, "col") for cell in head)
         body = "".join(
-            f'<tr><th scope="row">{name}</th>{"".join(f"<td>{cell}</td>" for cell in cells)}</tr>'
-            for name, *cells in rows
+            f"<tr>{_head(name, 'row')}{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>" for name, *cells in rows
         )
         return (
-            '<div class="pst-scrollable-table-container"><table class="exhibit">'
+            '<div class="pst-scrollable-table-container" tabindex="0"><table class="exhibit">'
             f"<thead><tr>{titles}</tr></thead><tbody>{body}</tbody></table></div>"
         )
+
+
+def _head(words: str, scope: str) -> str:
+    """Of a column or a row; without words it is no header."""
+    return f'<th scope="{scope}">{words}</th>' if words else "<td></td>"
 
 
 @cache
