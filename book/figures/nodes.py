@@ -40,7 +40,7 @@ def draw_nodes(
                 stroke_width=2,
             )
             canvas.bars("comm").rect(x + side - 10, at + side - 9 if row else at + 1, 8, 4)
-        canvas.note(left + 12, top + high - 8, f"switch: {inside} from each GPU")
+        canvas.note(left + 12, top + high - 8, f"switch: {inside} each")
     (left, top), (right, below) = places
     if is_down:
         canvas.bars("comm").rect(wide / 2 - 40, top + high + 12, 80, 14)

@@ -20,10 +20,12 @@ from book.figures.activations import Activation, Sent, draw_activations
 from book.figures.curves import draw_bars, draw_curves, draw_log_log
 from book.figures.equal import draw_equal
 from book.figures.fastest import draw_fastest
+from book.figures.fingerprint import draw_fingerprint
 from book.figures.links import draw_links
 from book.figures.matrices import attention_cut, column_cut, draw_layer, mlp_cut, row_cut
 from book.figures.memory import draw_memory
 from book.figures.moves import draw_before_after, draw_collectives, draw_step
+from book.figures.nodes import draw_nodes
 from book.figures.pipelines import draw_bubble, draw_dilution, draw_kept
 from book.figures.ranks import draw_boxes, draw_nested, draw_rank, draw_sums
 from book.figures.scatter import Dot, draw_scatter
@@ -168,6 +170,8 @@ FIGURES = {
     },
     "rank": lambda: draw_rank(2, {"dp": 2, "pp": 2, "tp": 2}, alt="a"),
     "nested": lambda: draw_nested(LEVELS, alt="a"),
+    "fingerprint": lambda: draw_fingerprint({"a norm": [1, 0.5]}, title="t", alt="a"),
+    "nodes": lambda: draw_nodes(8, "450 GB/s", "50 GB/s", title="t", alt="a"),
     "sums": lambda: draw_sums({"a norm": ((0, 4), (0, 1, 4, 5))}, 8, title="t", alt="a"),
     "boxes": lambda: draw_boxes(2, 3, 12, title="t", alt="a"),
     "messages": lambda: draw_messages(one_f_one_b(3, 3), **ABOUT),
