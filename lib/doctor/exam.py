@@ -49,7 +49,7 @@ def on_this_machine(shape: MeshShape) -> Examination:
 
 
 def under_torchrun(rank: int, size: int, shape: MeshShape, path: str | None) -> Examination:
-    """Examine the ranks that torchrun started; `path` is for `tell`, should this process have to end at once."""
+    """Examine the ranks that torchrun started; `path` is for `tell`, should this process have to end there."""
     report = Examination([None] * size, choose_backend())
     try:
         store, report.members = roster(rank, size, described(), "", START_S)

@@ -71,7 +71,7 @@ def started(world, program, layout):
     return program.load()(Mesh(MeshShape(**layout), world), 0)
 
 
-def test_what_a_check_says_elsewhere_is_shown_whatever_it_does():
+def test_what_a_check_says_elsewhere_is_shown_in_each_case():
     def unwritten(run):
         raise NotImplementedError
 

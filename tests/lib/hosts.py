@@ -67,7 +67,7 @@ class TwoHosts:
             one.wait()
 
     def kill(self, host: str) -> None:
-        """End all processes of a host at once, as a power failure does; its cable stays."""
+        """End all processes of a host in one moment, as a power failure does; its cable stays."""
         listed = subprocess.run(["ip", "netns", "pids", self.tag + host], capture_output=True, text=True)
         for pid in map(int, listed.stdout.split()):
             with contextlib.suppress(OSError):
