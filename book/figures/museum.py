@@ -52,27 +52,26 @@ def _head(words: str, scope: str) -> str:
 def rooms() -> dict[str, Room]:
     """Id of its exercise → room, in the order of the ids."""
     files = (path for folder in course.exercises.__path__ for path in Path(folder).glob("ch15/e15_*.py"))
-    found = [_module(path.stem) for path in files]
+    found = [importlib.import_module(f"course.exercises.ch15.{path.stem}") for path in files]
     made = [module.ROOM for module in found if hasattr(module, "ROOM")]
     return {room.id: room for room in sorted(made, key=lambda room: int(room.id.partition(".")[2]))}
 
 
 def exhibit(id: str) -> Exhibit:
     """What the victims had in the room of an exercise, such as `"15.4"`: the sick program runs, here and now."""
-    room = rooms()[id]
-    return Exhibit(room.exhibit(room.victims()))
+    return Exhibit(rooms()[id].exhibit(_victims(id)))
 
 
 def elsewhere(*checks: Callable[[RunSeen], object]) -> Exhibit:
     """What checks say of the sick run in each room. A dash: the run has not the numbers that the check looks at."""
     names = [getattr(check, "__name__", f"{check}").replace("_", " ") for check in checks]
-    rows = [[_short(room), *(_said(check, run) for check in checks)] for room, run in _sick()]
+    rows = [[_short(room), *(_said(check, _victims(id)) for check in checks)] for id, room in rooms().items()]
     return Exhibit([["room", *names], *rows])
 
 
 @cache
-def _sick() -> list[tuple[Room, RunSeen]]:
-    return [(room, *room.runs([(1, room.layouts[0], 0)])) for room in rooms().values()]
+def _victims(id: str) -> RunSeen:
+    return rooms()[id].victims()
 
 
 def _short(room: Room) -> str:
@@ -86,7 +85,3 @@ def _said(check: Callable[[RunSeen], object], run: RunSeen) -> str:
         return UNWRITTEN
     except Exception:  # of somebody's check, on a run that it was not written for
         return NOT_HERE
-
-
-def _module(name: str):
-    return importlib.import_module(f"course.exercises.ch15.{name}")

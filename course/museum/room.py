@@ -136,9 +136,18 @@ class Room:
         raise RuntimeError(f"{self.symptom}: the sick program does not hang")
 
     def runs(self, jobs: Sequence[Job]) -> list[RunSeen]:
-        """A run for each job, each with its twin of one process. Ranks are started once for each number of ranks."""
-        if self.fits:
-            jobs = [*jobs, *((which, dict.fromkeys(layout, 1), seed) for which, layout, seed in jobs)]
+        """A run for each job, with its twin of one process; a twin serves all layouts with the same axes."""
+        made = self._runs(jobs)
+        if not self.fits:
+            return made
+        wanted = [(which, tuple(layout), seed) for which, layout, seed in jobs]
+        alone = [*dict.fromkeys(wanted)]
+        found = self._runs([(which, dict.fromkeys(axes, 1), seed) for which, axes, seed in alone])
+        twins = dict(zip(alone, found, strict=True))
+        return [replace(ours, alone=twins[key]) for ours, key in zip(made, wanted, strict=True)]
+
+    def _runs(self, jobs: Sequence[Job]) -> list[RunSeen]:
+        """A run for each job. Ranks are started once for each number of ranks."""
         sizes = [_size(layout) for _, layout, _ in jobs]
         programs = [(self.programs[which], layout, seed) for which, layout, seed in jobs]
         known: dict[int, list[tuple[Data, list[SentCall]]]] = {}
@@ -147,12 +156,9 @@ class Room:
             asked = [programs[k] for k in here]
             of_ranks = _planned(asked) if self.planned else run(_on_rank, size, asked)
             known |= zip(here, zip(*of_ranks, strict=True), strict=True)
-        made = [
+        return [
             RunSeen(layout, seed, *map(list, zip(*known[k], strict=True))) for k, (_, layout, seed) in enumerate(jobs)
         ]
-        if not self.fits:
-            return made
-        return [replace(ours, alone=one) for ours, one in zip(made, made[len(jobs) // 2 :], strict=False)]
 
 
 def room(

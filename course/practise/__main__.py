@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from course.practise.answers import RIGHT
-from course.practise.cases import HEALTHY
 from course.practise.causes import CAUSES, causes_text
+from course.practise.draws import HEALTHY
 from course.practise.sick import PractiseError, SickRun
 from lib.layout import Layout
 from lib.model import GPTConfig

@@ -19,8 +19,8 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from course.practise.cases import drawn_case
 from course.practise.causes import kind_of_parameter
+from course.practise.draws import drawn_case
 from course.practise.inject import ALPHA_S, BANDWIDTH_BPS, fall_ill
 from lib import comm, parallel
 from lib.cost import comm_s

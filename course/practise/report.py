@@ -10,8 +10,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from course.practise.cases import options_text
 from course.practise.causes import KINDS
+from course.practise.draws import options_text
 from course.practise.instruments import Seen, Waited
 from lib.layout import AXES, Layout
 from lib.planner.plan import step_traffic

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from course.practise.answers import verdict_on
-from course.practise.cases import drawn_case, options_text
 from course.practise.causes import causes_text
+from course.practise.draws import drawn_case, options_text
 from course.practise.instruments import Seen, certified, watched
 from course.practise.report import RunReport, report_of
 from lib.lab.profile import step_profile

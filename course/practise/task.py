@@ -10,8 +10,8 @@ from typing import Any
 
 from course.check.exercise import ROWS, Data, Exercise, Mistake, with_variants
 from course.practise.answers import RERUN
-from course.practise.cases import EXERCISES, Case, drawn_case
 from course.practise.causes import CAUSES, COSTS, NUMBERS, place_text
+from course.practise.draws import EXERCISES, Case, drawn_case
 
 NOTHING, SEVERAL, NO_PLACE, NO_DICT = "none", "several", "no such place", "no dict"
 WHAT = ("cause", "form", "place", "others")  # of each group: the cause, whether it can be at its place, and no causes

@@ -17,8 +17,8 @@ from course.check import find
 from course.practise import sick_run
 from course.practise.__main__ import main
 from course.practise.answers import HALF, RIGHT, WRONG, verdict_on
-from course.practise.cases import EXERCISES, Case, drawn_case, options_text
 from course.practise.causes import CAUSES, COSTS, NUMBERS, place_text
+from course.practise.draws import EXERCISES, Case, drawn_case, options_text
 from course.practise.inject import BANDWIDTH_BPS, SLOWER, fall_ill
 from course.practise.instruments import without_the_cause
 from course.practise.report import SAME, RunReport

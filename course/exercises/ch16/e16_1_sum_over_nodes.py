@@ -8,7 +8,8 @@ from course.check.edits import exercise
 from course.check.exercise import AS_NEEDED, MORE, everywhere, random
 from course.check.listen import raw
 from lib.mesh import Mesh, MeshShape
-from lib.runtime.calls import Listener, listeners
+from lib.runtime import calls
+from lib.runtime.calls import Listener
 
 NODES = 2
 SHAPES = (4, 3), (5, 7), (1,)  # two ranks of a node divide the first, not the others; the last is smaller than a node
@@ -41,7 +42,7 @@ def body(answer, group, given):
         nonlocal unfinished
         unfinished -= bool(call.payload_bytes)
 
-    listeners.append(Listener(starts, waits))
+    calls.listeners.append(Listener(starts, waits))
     needed = 0.0
     for x in given["tensors"]:
         found[name(x)] = answer(x.clone(), mesh.group("inside").pg, mesh.group("across").pg)
@@ -101,8 +102,8 @@ def by_all_reduces(x, inside, across):
 
 
 MISTAKES = """
-in calls that were not waited for: (part, group=across) => (part, group=across, async_op=True)
-or (parts, part, group=inside) => (parts, part, group=inside, async_op=True)
+in calls that were not waited for: (part, group=across) => (part, group=across, async_op=True), dist.barrier()
+or (parts, part, group=inside) => (parts, part, group=inside, async_op=True), dist.barrier()
     A call was started and not waited for. The handle of async_op=True has a method wait().
         Each of the three calls needs the result of the call before.
 dist.all_reduce(part, group=across) =>
