@@ -40,7 +40,8 @@ class RunReport:
         sent: "kind axis" -> `calls` and `bytes` of a rank in a step, `planned_calls` and `planned_bytes`, and the
             `rank`: of all ranks the one that is farthest from its plan.
         sums: rank -> how many sums of gradients it waited for before its optimizer, and how many in all.
-        busy_s: rank -> seconds of a step in which it does not wait, the fastest step.
+        busy_s: rank -> seconds of a step in which it does not wait. This and the next two have the least of all steps:
+            a cause is there in each of them, and a disturbance by other programs is not.
         waits_s: rank -> axis -> (waiting for a rank that comes later, waiting on the link), seconds of a step.
         waited_for_s: rank -> seconds of a step, added up, in which the others waited for it.
         links_s: axis -> (measured alone, planned) seconds of a message of 64 kB.
@@ -230,18 +231,19 @@ def _waiting(
             messages[wait.step, wait.channel, counts[wait.step, wait.channel]].append((rank, wait))
             counts[wait.step, wait.channel] += 1
     axes, steps = [axis for axis in AXES if getattr(config.layout, axis) > 1], range(WARMUP, config.steps)
-    late, link = ([dict.fromkeys(axes, 0.0) for _ in ranks] for _ in range(2))
-    waited_for = [0.0] * len(ranks)
     busy = [[seen.ended_s[step] - seen.began_s[step] for step in steps] for seen in ranks]
+    late, link = ([{axis: [0.0] * len(steps) for axis in axes} for _ in ranks] for _ in range(2))
+    waited_for = [[0.0] * len(steps) for _ in ranks]
     for (step, *_), of in messages.items():
         last_s, who = max((wait.start_s, rank) for rank, wait in of)
         for rank, wait in of if step in steps else ():
             took = wait.to_s - wait.from_s
             for_rank = min(max(last_s - wait.from_s, 0.0), took)
             axis = next(axis for axis in axes if axis in wait.axis.split("×") or wait.axis == "world")
-            busy[rank][step - WARMUP] -= took
-            late[rank][axis] += for_rank / len(steps)
-            link[rank][axis] += (took - for_rank) / len(steps)
-            waited_for[who] += for_rank / len(steps)
-    waits = [{axis: (a[axis], b[axis]) for axis in axes} for a, b in zip(late, link, strict=True)]
-    return [min(times) for times in busy], waits, waited_for
+            k = step - WARMUP
+            busy[rank][k] -= took
+            late[rank][axis][k] += for_rank
+            link[rank][axis][k] += took - for_rank
+            waited_for[who][k] += for_rank
+    waits = [{axis: (min(late[rank][axis]), min(link[rank][axis])) for axis in axes} for rank in range(len(ranks))]
+    return [*map(min, busy)], waits, [*map(min, waited_for)]

@@ -15,7 +15,6 @@ import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
 from itertools import combinations, pairwise
 from statistics import median, median_low, quantiles
 
@@ -92,8 +91,10 @@ def measure(world: Group, shape: MeshShape) -> Measurement:
             bench.seconds[key].append(seconds)
     mine = dict(bench.seconds), {rank: min(seen)[1] for rank, seen in bench.clocks.items()}
     dist.all_gather_object(every := [mine] * world.size, mine)
-    seconds, ahead_s = (reduce(dict.__or__, column) for column in zip(*every, strict=True))
-    return Measurement(seconds, ahead_s, bench.large.nbytes)
+    seconds: dict[tuple, list[float]] = {}
+    for key, values in (item for one, _ in every for item in one.items()):
+        seconds[key] = [*map(max, seconds.get(key, values), values)]  # a group is done when its last rank is
+    return Measurement(seconds, every[0][1], bench.large.nbytes)
 
 
 class _Bench:
@@ -114,8 +115,7 @@ class _Bench:
             comm.barrier(self.world)
             began_s = done_s()
             comm.all_reduce(self.large, group)
-            if group.rank == 0:
-                seen["all_reduce", group.axis, group.ranks] = done_s() - began_s
+            seen["all_reduce", group.axis, group.ranks] = done_s() - began_s
         comm.barrier(self.world)
         began_s = done_s()
         for _ in range(MATMULS):

@@ -11,13 +11,14 @@ import random
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch
 
-from lib import comm
+from lib import comm, run
 from lib.doctor import exam, links, settings
 from lib.doctor.__main__ import main
 from lib.doctor.links import outliers
@@ -150,6 +151,20 @@ def under_torchrun(fault, folder):
     done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 1, done.stderr
     return json.loads(data.read_text())["findings"]
+
+
+def slow_messages(world):
+    """Examine four ranks; each message that rank 3 sends is slow."""
+    with comm.link(bandwidth_Bps=60e6) if world.rank == 3 else nullcontext():
+        return exam.examined(world, MeshShape(dp=2, tp=2)).measured
+
+
+def test_a_group_is_done_when_its_last_rank_is():
+    """Whatever the place of the slow rank in its groups."""
+    measured = run(slow_messages, 4)[0]
+    seconds = {ranks: s for (_, ranks), s in measured.good("all_reduce").items()}
+    slow_s = measured.size / 60e6
+    assert all((s > 0.9 * slow_s) is (3 in ranks) for ranks, s in seconds.items()), seconds
 
 
 # ---- a few faults ---------------------------------------------------------------------------------------------------

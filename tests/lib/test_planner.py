@@ -308,7 +308,7 @@ def test_why_the_next_one_is_slower():
     assert why_slower(first, late).endswith("slower: 1.5 s more for bubble")
 
 
-def test_llama_3_on_16384_gpus_in_a_blink(say):
+def test_llama_3_on_16384_gpus_in_a_blink(say, million_s):
     times = []
     for gpus, batch in ((16_384, 2048), (131_072, 16_384), (1_048_576, 131_072)):
         run = training("llama-405b", gpus, batch=batch)
@@ -316,7 +316,7 @@ def test_llama_3_on_16384_gpus_in_a_blink(say):
         found = best_layouts(run, Choices(context_parallel=True))
         times.append(time.process_time() - began)
         say(f"{gpus:,} GPUs: {times[-1]:.3f} s, {layout_text(found[0].layout)}, {found[0].seconds.total:.2f} s")
-    assert times[0] <= 0.3 and times[-1] <= 1
+    assert times[0] <= 10 * million_s and times[-1] <= 25 * million_s
 
 
 # ---- memory ---------------------------------------------------------------------------------------------------------

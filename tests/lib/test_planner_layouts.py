@@ -133,7 +133,7 @@ def test_the_books_own_model_keeps_what_the_plan_says(llama):
     assert activation_bytes(LLAMA_8B, 1, fused_swiglu=False) - activation_bytes(LLAMA_8B, 1) == 2 * F * 8192
 
 
-def test_all_choices_open(say):
+def test_all_choices_open(say, million_s):
     """In a blink for the largest; never slower than with fewer choices; and what is not necessary is not tried."""
     run = Training(PRESET_MODELS["llama-405b"], Cluster(GPUS["h100"], 16_384), stack_for("megatron", "h100"), 2048)
     times = []
@@ -141,8 +141,8 @@ def test_all_choices_open(say):
         began = time.process_time()
         best_layouts(run, ALL_OPEN)
         times.append(time.process_time() - began)
-    say(f"405B on 16,384 GPUs, all choices open: {min(times):.3f} s")
-    assert min(times) <= 0.5
+    say(f"405B on 16,384 GPUs, all choices open: {min(times):.3f} s, {min(times) / million_s:.1f} million additions")
+    assert min(times) <= 20 * million_s
     small = Training(PRESET_MODELS["llama-70b"], Cluster(GPUS["h100"], 16), stack_for("fsdp", "h100"), 256)
     few, many = (best_layouts(small, choices, best=20) for choices in (Choices(), ALL_OPEN))
     assert many[0].seconds.total < few[0].seconds.total
