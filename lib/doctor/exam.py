@@ -5,6 +5,8 @@ The problem: a rank that does not come, or stops, would hang the doctor, too. Th
 Whatever happens, the page shows what was known until then.
 """
 
+from dataclasses import replace
+
 import torch.distributed as dist
 
 from lib.doctor.links import examine
@@ -29,20 +31,19 @@ KINDS = {
 
 def examined(world: Group, shape: MeshShape) -> Examination:
     """Examine ranks of one machine; all call it, and all return the same."""
-    members = [Member(settings=described())] * world.size
+    report = Examination([Member(settings=described())] * world.size, "gloo")
     if world.size > 1:
-        dist.all_gather_object(members, members[world.rank])
-    measured, found = examine(world, shape, members)
-    return Examination(members, "gloo", measured, judge_settings(dict(enumerate(members))) + found)
+        dist.all_gather_object(report.members, report.members[world.rank])
+    report.measured, found = examine(world, shape, report.members)
+    report.findings += judge_settings(dict(enumerate(report.members))) + found
+    return report
 
 
 def on_this_machine(shape: MeshShape) -> Examination:
     """Start ranks here, and examine them."""
     report = Examination([None] * shape.size, "gloo")
     try:
-        done = run(examined, shape.size, shape, timeout_s=RUN_S)[0]
-        done.began_s = report.began_s
-        return done
+        return replace(run(examined, shape.size, shape, timeout_s=RUN_S)[0], began_s=report.began_s)
     except tuple(KINDS) as error:
         report.findings.append(Finding(KINDS[type(error)], error.ranks, str(error)))
     return report
@@ -83,7 +84,6 @@ class Impatient(Watchdog):
         super().__init__(*watched)
 
     def tell(self, ending: Ending) -> None:
-        """Print the page."""
         if self.first("told"):
             self.report.findings.append(Finding(ending.kind, ending.ranks, ending.text))
             tell(self.report, self.path)
