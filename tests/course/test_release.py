@@ -22,6 +22,7 @@ from course.check.judge import judge
 from course.check.source import Answer, read_notebook
 from course.grade.assignment import Late, hidden_ranks, read_assignment
 from course.grade.reports import write_grades
+from course.museum.room import Room
 from course.release import LIBRARY
 from course.release.__main__ import BOOK, main
 from course.release.notebooks import homework
@@ -702,13 +703,18 @@ def test_a_homework_is_cut_from_the_book():
         assert book.cells[-1].source == f"progress({{{said}}})" and here
 
 
-def test_exercises_without_new_numbers_are_named(tmp_path):
+def test_exercises_without_new_numbers_are_named(monkeypatch):
     """With three seeds, all inputs are equal; the page has them, and their points of all homeworks."""
 
-    def inputs(exercise, seed):
-        return [exercise.inputs(torch.Generator().manual_seed(seed), n) for n in exercise.ranks]
+    monkeypatch.setattr(Room, "runs", lambda self, jobs: jobs)  # what a room draws need not run
 
-    alike = [i for i, e in EXERCISES.items() if len({repr(inputs(e, seed)) for seed in range(3)}) == 1]
+    def inputs(exercise, n, seed):
+        return repr(exercise.inputs(torch.Generator().manual_seed(seed), n))
+
+    def are_alike(exercise):
+        return all(inputs(exercise, n, 0) == inputs(exercise, n, seed) for n in exercise.ranks for seed in (1, 2))
+
+    alike = [i for i, exercise in EXERCISES.items() if are_alike(exercise)]
     points = sum(one.points.get(i, 0) for one in ASSIGNMENTS.values() for i in alike)
     page = " ".join((ROOT / "book" / "teaching.md").read_text().split())
     told = f"except in exercises {', '.join(alike[:-1])} and {alike[-1]}: their numbers are the same for all"
