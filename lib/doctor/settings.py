@@ -82,10 +82,10 @@ def judge_settings(members: Mapping[int, Member]) -> list[Finding]:
         if len(ranks) < threads > cores:
             text = f"{threads} threads of {len(ranks)} ranks share the {cores} cores of {members[ranks[0]].host}"
             found.append(Finding("setting", tuple(ranks), f"{text}: set OMP_NUM_THREADS={cores // len(ranks) or 1}"))
-    for rank, name in ((rank, name) for rank in members for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")):
-        value, here = said[rank].get(name, ""), said[rank].get("interfaces", "").split()
-        wanted = [word.lstrip("=") for word in value.split(",") if word and value[0] != "^"]  # ^: all but these
-        if wanted and here and not any(one.startswith(word) for word in wanted for one in here):
+    for rank, name in ((rank, name) for rank in members for name in OF_A_HOST[:2] if said[rank].get(name)):
+        value, here, nccl = said[rank][name], said[rank].get("interfaces", "").split(), name.startswith("NCCL")
+        wanted = value.split("^")[0].lstrip("=").split(",") if nccl else value.split(",")  # ^: all but these
+        if here and not any(one == word or nccl and one.startswith(word) for word in wanted for one in here):
             text = f"{name} is {value} on rank {rank}, and {members[rank].host} has no such network interface"
             found.append(Finding("setting", (rank,), f"{text}: name one of {', '.join(here)}"))
     return found
