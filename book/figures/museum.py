@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -63,13 +62,13 @@ def exhibit(id: str) -> Exhibit:
 
 
 def elsewhere(*checks: Callable[[RunSeen], object]) -> Exhibit:
-    """What checks say of the sick run in each room.
+    """What checks say of the sick run in each room: a row for each check.
 
     A false alarm: the check fires on the healthy run as well. A dash: the run has not the numbers that it looks at.
     """
     names = [getattr(check, "__name__", f"{check}").replace("_", " ") for check in checks]
-    rows = [[_short(room), *(_said(check, id) for check in checks)] for id, room in rooms().items()]
-    return Exhibit([["room", *names], *rows])
+    rows = [(name, *(_said(check, id) for id in rooms())) for name, check in zip(names, checks, strict=True)]
+    return Exhibit([["room", *rooms()], *rows])
 
 
 @cache
@@ -82,10 +81,6 @@ def _healthy(id: str) -> RunSeen:
     room = rooms()[id]
     (run,) = room.runs([(0, room.layouts[0], _victims(id).seed)])
     return run
-
-
-def _short(room: Room) -> str:
-    return textwrap.shorten(f"{room.id} {room.symptom}", 48, placeholder=" …")
 
 
 def _said(check: Callable[[RunSeen], object], id: str) -> str:
