@@ -2,7 +2,7 @@
 
 In August 2026 the maintainers of Megatron-Bridge looked at restarts on a different number of data-parallel ranks. A
 larger number failed immediately. With a smaller number, loading reported success. Here four ranks stop as dp 4 and go
-on as dp 2 · tp 2: the ranks of a tp pair read the same. The epoch has the samples 0 to 23 and ends with step 6.
+on as dp 2 · tp 2: the ranks of a tp pair read the same. The epoch ends with step 6.
 """
 
 import torch
@@ -77,7 +77,7 @@ def exhibit(run):
     for k, (loss, of_ranks) in enumerate(zip(run["losses"], steps, strict=True)):
         name = f"{k + 1}" if k != len(run["before"]) else f"{k + 1}, restarted"
         rows += [(name, f"{loss:.3f}", *(" ".join(map(str, numbers)) for numbers in of_ranks))]
-    return rows
+    return [*rows, ("the epoch has", "", f"0 to {run['epoch'] - 1}", *[""] * (len(run.ranks) - 1))]
 
 
 def epoch_check(run):

@@ -23,7 +23,7 @@ GUESSES = {
 CAUSE = """
 The gather that SimpleFSDP calls was not among the operations that keep a weight's 8-bit type: it took the bfloat16
 weight inside and sent that. Here each rank then converts what it has received, so all numbers are the same to the last
-bit, and no loss can show it. The gradients are the larger message, with 8 bytes each, but they are as planned. The
+bit, and no loss can show it. The gradients are the larger message, in float64, but they are as planned. The
 report asks for what FSDP2 does: convert the shard, then send it, and put the type together again afterwards.
 """
 FIELDS = {

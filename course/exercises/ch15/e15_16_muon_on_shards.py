@@ -30,10 +30,10 @@ The rows of a weight were cut over the ranks, and each rank orthogonalized its o
 orthogonal to each other, but not to the rows of its neighbours. That is all that is wrong with query: eight rows of
 norm 1 have the right norm together, on however many ranks. A shard of up has as many rows as columns, so its update
 alone has the norm that the whole update must have, and the $t$ shards together have $\\sqrt t$ times as much. This does
-not explain the 11 % of the report, whose query weight is square. They may come from the few steps of its iteration,
-after which small singular values are not yet 1. The fix gathers the gradient, orthogonalizes the whole matrix, and
-keeps the rows of this rank. Ranks can also share this work: each step of Newton–Schulz needs only a small product of
-the matrix with itself, which is a sum over ranks.
+not explain the larger norm in the report, whose query weight is square. It may come from the few steps of the
+iteration, after which small singular values are not yet 1. The fix gathers the gradient, orthogonalizes the whole
+matrix, and keeps the rows of this rank. Ranks can also share this work: each step of Newton–Schulz needs only a small
+product of the matrix with itself, which is a sum over ranks.
 """
 FIELDS = {
     "gradients": "name → gradient of the rows of this weight that this rank has",
