@@ -22,8 +22,8 @@ BEGIN, END = "<!-- rooms: written by tools/museum.py -->", "<!-- end of the room
 PAGE, TASKS = ROOT / "chapters" / "15b_museum.md", ROOT / "solutions" / "15_when_it_goes_wrong.md"
 QUESTION = "What kind of cause is it?"
 SHOWN = (
-    "What does each of your checks say of the sick run of every room? This is shown and not judged. A dash means that "
-    "a run does not have the numbers that a check looks at."
+    "What does each of your checks say of the sick run of every room? This is shown and not judged. A false alarm: the "
+    "check fires on the healthy run of this room as well. A dash: the run does not have the numbers that it looks at."
 )
 SAYS = "What is wrong with this run; an empty text if all is well."  # what a check returns
 
@@ -49,7 +49,7 @@ def section(room: Room) -> str:
     task = f"../exercises/{TASKS.stem}.ipynb#{anchor(heading(room))}"
     return f"""## {room.symptom}
 
-{joined(room.story)} {room.source}.
+**Room {room.id}.** {joined(room.story)} {room.source}.
 
 ```{{code-cell}} ipython3
 exhibit("{room.id}")
@@ -78,7 +78,7 @@ def task(room: Room) -> str:
     head, _, body = inspect.getsource(solution).partition("\n")
     fields = "\n".join(f'- `run["{field}"]`: {meaning}' for field, meaning in room.fields.items())
     where = f"[{room.symptom}](../chapters/{PAGE.stem}.ipynb#{anchor(room.symptom)})"
-    alone = "" if room.fits else " There is no `run.alone`: this model does not fit into one process."
+    alone = "" if room.fits else " There is no `run.alone`: your check must do without a run in one process."
     name = solution.__name__
     cell = name.replace("_", "-")
     to_write = nbgrader(cell, "solution: true", "grade: false", "locked: false")

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from book.figures.museum import FIRES, NOT_HERE, SILENT, UNWRITTEN, Exhibit, elsewhere, rooms
+from book.figures.museum import FALSE_ALARM, NOT_HERE, SILENT, UNWRITTEN, Exhibit, elsewhere, rooms
 from course.check.catalogue import EXERCISES
 from course.check.judge import judge
 from course.museum.room import MOST_LINES, RunSeen
@@ -78,12 +78,17 @@ def test_what_a_check_says_elsewhere_is_shown_in_each_case():
     def tokens_missing(run):
         return "fewer tokens" if run["tokens"] < 1 else ""
 
-    head, *rows = elsewhere(unwritten, tokens_missing).shown
-    assert head == ["room", "unwritten", "tokens missing"]
-    assert {row[1] for row in rows} == {UNWRITTEN}
-    assert rows[0][2] == SILENT
-    assert NOT_HERE in {row[2] for row in rows}
-    assert FIRES not in {row[2] for row in rows}
+    def always(run):
+        return "something is wrong"
+
+    head, *rows = elsewhere(unwritten, tokens_missing, always).shown
+    assert head == ["room", *ROOMS]
+    said = {name: of_rooms for name, *of_rooms in rows}
+    assert [*said] == ["unwritten", "tokens missing", "always"]
+    assert {*said["unwritten"]} == {UNWRITTEN}
+    assert said["tokens missing"][0] == SILENT
+    assert {*said["tokens missing"]} == {SILENT, NOT_HERE}
+    assert {*said["always"]} == {FALSE_ALARM}
 
 
 def test_an_exhibit_is_a_table_or_a_text_and_nothing_in_it_is_markup():

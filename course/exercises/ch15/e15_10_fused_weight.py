@@ -2,9 +2,9 @@
 
 In February 2025 a model was trained with ROCm's Megatron on eight GPUs, to a loss of about 2. On eight GPUs it went on
 from its checkpoint as if nothing had happened. On a different number of GPUs the checkpoint loaded too, but the loss
-began at about 10, and the model wrote gibberish. Its author put every weight together and compared it with the saved
-one: all were right, except one in each layer. A year later the attention of NeMo AutoModel had silently wrong results
-with tensor parallelism. In both, every shape fitted.
+began at about 10, and the model wrote gibberish. The author of the report put every weight together and compared it
+with the saved one: all were right, except one in each layer. A year later the attention of NeMo AutoModel had silently
+wrong results with tensor parallelism. In both, every shape fitted.
 """
 
 import torch
@@ -15,10 +15,7 @@ from lib import comm
 SYMPTOM = "Loaded without an error, and the loss is that of an untrained model"
 SOURCE = (
     "[ROCm Megatron-LM #63](https://github.com/ROCm/Megatron-LM/pull/63), February 2025; "
-    "[NeMo AutoModel #1324](https://github.com/NVIDIA-NeMo/Automodel/pull/1324), February 2026. Relatives: "
-    "[torchtitan #3794](https://github.com/pytorch/torchtitan/pull/3794), June 2026, where new weights went into "
-    "copies that a hook had made of a fused one; "
-    "[nnsight #719](https://github.com/ndif-team/nnsight/pull/719), September 2026"
+    "[NeMo AutoModel #1324](https://github.com/NVIDIA-NeMo/Automodel/pull/1324), February 2026"
 )
 GUESSES = {
     "a wrong order of elements": "The shards have the norm of the checkpoint: all elements arrived, but not where "
@@ -30,9 +27,10 @@ GUESSES = {
 CAUSE = """
 Queries, keys and values are one weight, one below the next, and loading cut it into equal shards, as it does any
 matrix. Of two ranks the first got queries and keys, the second keys and values, and each took a third of its rows for
-queries. In
-ROCm's Megatron it was the fused gate and up projection of the MLP. The fix is to cut each of the three and then fuse
-the shards, or to store the rows in an order in which equal shards are whole heads.
+queries. In ROCm's Megatron it was the fused gate and up projection of the MLP. The fix is to cut each of the three and
+then fuse the shards, or to store the rows in an order in which equal shards are whole heads. The same order misleads
+readers of activations: [nnsight #719](https://github.com/ndif-team/nnsight/pull/719), September 2026, gathered the
+output of such a layer rank by rank, and whoever cut it into gate and up got a part of both.
 """
 FIELDS = {
     "loss": "mean square of the output's errors, over the whole batch",

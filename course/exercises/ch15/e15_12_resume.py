@@ -1,8 +1,8 @@
 """15.12: a restart that reports success, and an epoch that is not one.
 
 In August 2026 the maintainers of Megatron-Bridge looked at restarts on a different number of data-parallel ranks. A
-larger number failed immediately. With a smaller number, model and optimizer fitted themselves to the new layout, and
-loading reported success. Here four ranks stop as dp 4 and go on as dp 2 · tp 2: the ranks of a tp pair read the same.
+larger number failed immediately. With a smaller number, loading reported success. Here four ranks stop as dp 4 and go
+on as dp 2 · tp 2: the ranks of a tp pair read the same. The epoch ends with step 6.
 """
 
 import torch
@@ -18,13 +18,14 @@ GUESSES = {
     "two ranks that read the same samples": "Within a step the ranks along dp read different samples, and those along "
     "tp must read the same.",
     "a wrong order of elements": "Samples come in order before the restart and after it.",
-    "a sum that is missing": "The samples are wrong already, and nothing has been summed when they are read.",
+    "a sum that is missing": "The samples are wrong already, and no sum decides which of them a rank reads.",
 }
 CAUSE = """
-Each rank had saved how far it was in its own part of the data. After the restart there were fewer parts, each of them
-larger, and rank 0 took the position of the old rank 0: the positions of the other ranks were lost. Samples that these
-had read come again, and the last samples of the epoch are never read. The fix counts the files of the old ranks, and
-refuses to go on if there are not as many as ranks along dp. Here the ranks add up what all have read.
+Each rank had saved how far it was in its own part of the data. Model and optimizer can be cut for a new layout, but
+this position cannot. After the restart there were fewer parts, each of them larger, and rank 0 took the position of the
+old rank 0: the positions of the other ranks were lost. Samples that these had read come again. If the epoch has a fixed
+number of steps, as here, its last samples are never read. The fix counts the files of the old ranks, and refuses to go
+on if there are not as many as ranks along dp. Here the ranks add up what all have read.
 """
 FIELDS = {
     "before": "steps before the restart: the numbers of the samples that this rank read in each",
@@ -76,7 +77,7 @@ def exhibit(run):
     for k, (loss, of_ranks) in enumerate(zip(run["losses"], steps, strict=True)):
         name = f"{k + 1}" if k != len(run["before"]) else f"{k + 1}, restarted"
         rows += [(name, f"{loss:.3f}", *(" ".join(map(str, numbers)) for numbers in of_ranks))]
-    return rows
+    return [*rows, ("the epoch has", "", f"0 to {run['epoch'] - 1}", *[""] * (len(run.ranks) - 1))]
 
 
 def epoch_check(run):

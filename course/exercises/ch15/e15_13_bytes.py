@@ -1,9 +1,10 @@
 """15.13: a switch that was on, and a network as busy as before.
 
-SimpleFSDP and FSDP2 are two implementations of ZeRO-3 in torchtitan, and both take a switch of the library for 8-bit
-floats that saves bytes on the network. In April 2026 a report compared them. With FSDP2 the bytes became half as many.
-With SimpleFSDP they stayed as they had been, without an error and without a warning: it took the traces of both to see
-it.
+torchtitan can train with two implementations of ZeRO-3, PyTorch's FSDP2 and its own SimpleFSDP. torchao, the library
+for 8-bit floats, has a switch that saves bytes on the network: weights are to be gathered in 8 bits. In April 2026 a
+report compared the two. With FSDP2 the all-gathers of the weights sent half as many bytes as before. With SimpleFSDP
+the bytes stayed as they had been, without an error and without a warning: only traces of both showed it. This lab
+computes in float64, and sends gradients and losses in it.
 """
 
 import torch
@@ -15,15 +16,15 @@ SYMPTOM = "Everything is right, and the network is as busy as before"
 SOURCE = "[torchtitan #3123](https://github.com/pytorch/torchtitan/issues/3123), April 2026"
 GUESSES = {
     "a wrong dtype": "A rank sends its shard once to each of the others, and each weight has two bytes.",
-    "something is counted twice": "There is one call of each kind, and loss and weights are those of one process.",
+    "something is counted twice": "Each message is sent once, and loss and weights are those of one process.",
     "a sum too many": "Then the weights after the step would not be those of one process.",
     "a wrong denominator": "Then the loss would not be that of one process.",
 }
 CAUSE = """
 The gather that SimpleFSDP calls was not among the operations that keep a weight's 8-bit type: it took the bfloat16
 weight inside and sent that. Here each rank then converts what it has received, so all numbers are the same to the last
-bit, and no loss can show it. The report asks for what FSDP2 does: convert the shard, then send it, and put the type
-together again afterwards.
+bit, and no loss can show it. The gradients are the larger message, in float64, but they are as planned. The
+report asks for what FSDP2 does: convert the shard, then send it, and put the type together again afterwards.
 """
 FIELDS = {
     "loss": "mean square of the errors over the whole batch",
@@ -67,15 +68,20 @@ comm.all_gather(in_8_bits(half), dp) => in_8_bits(comm.all_gather(half, dp))
 
 
 def exhibit(run):
-    ranks = len(run.ranks)
+    n, shard = len(run.ranks), run["weights"].numel()
     norms = (torch.cat([known["weights"] for known in seen.ranks]).norm() for seen in (run.alone, run))
     rows = [
-        ("", "one process", f"{ranks} ranks"),
-        ("loss", *(f"{seen['loss']:.6f}" for seen in (run.alone, run))),
-        ("norm of the weights after the step", *(f"{norm:.6f}" for norm in norms)),
-        ("weights of a shard", *(seen["weights"].numel() for seen in (run.alone, run))),
+        ("", "one process", f"{n} ranks", "planned for them"),
+        ("loss", *(f"{seen['loss']:.6f}" for seen in (run.alone, run)), ""),
+        ("norm of the weights after the step", *(f"{norm:.6f}" for norm in norms), ""),
+        ("weights of a shard", *(seen["weights"].numel() for seen in (run.alone, run)), ""),
     ]
-    return rows + [(f"bytes that rank 0 sends in {call.kind}", "", f"{call.bytes:.0f}") for call in run.sent[0]]
+    # What rank 0 sends to each other rank: a float32, shards of 8 bits and of float64, a float64.
+    plan = {"scale": 2 * 4 / n, "weights": shard, "gradients": 8 * shard, "loss": 2 * 8 / n}
+    return rows + [
+        (f"bytes from rank 0: {call.kind}, {what}", "", f"{call.bytes:.0f}", f"{each * (n - 1):.0f}")
+        for (what, each), call in zip(plan.items(), run.sent[0], strict=True)
+    ]
 
 
 def byte_check(run):

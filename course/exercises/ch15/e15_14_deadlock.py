@@ -3,8 +3,8 @@
 In January 2026 an engineer with AMD GPUs saw in a trace of a pipeline that each receive, posted early, delayed the
 compute after it. A maintainer of PyTorch changed `Interleaved1F1B` for him: a rank now receives right before it needs
 the message. On one node the program ran a third faster. On two nodes the same program, two ranks with two stages each,
-never finished its step. He then swapped neighbouring sends and receives on the odd ranks, as Megatron-LM does. The
-step hung again.
+never finished its step. In the exhibit stages 0 and 2 are on rank 0, stages 1 and 3 on rank 1. `run 1F0` is the forward
+of stage 1 with microbatch 0, and message `1F0` is the activation that it needs.
 """
 
 from collections import Counter
@@ -25,17 +25,21 @@ SOURCE = (
     "[#172833](https://github.com/pytorch/pytorch/pull/172833), January 2026"
 )
 GUESSES = {
-    "two ranks that wait for each other": "Play the calls: both ranks send, and each receives only after its send.",
-    "a message that no rank receives": "Each send has its receive, further down on the rank that it names.",
+    "two ranks that wait for each other": "Play the calls: rank 0 comes to its call 4 and rank 1 to its call 3. Both "
+    "send, and each receives only after its send.",
+    "a message that no rank receives": "Each send in these rows has its receive on the other rank: 2F0 at call 5, 2F1 "
+    "at call 8.",
     "a wrong order of elements": "Then the numbers are wrong, and the step ends.",
     "overlap that reads too early": "Each rank makes one call after another, and a wrong number stops no rank.",
 }
 CAUSE = """
-A send ends when it is received. With each receive right before its use, a rank that sends down the pipeline meets a
-rank that sends up, or sends an older activation, and each waits for the other. The swap helps where the two calls are
-neighbours. But the receive that is missing may be several calls away. The repair here is PyTorch's order before the
-change: all messages of the pipeline have one order, and each rank makes its calls in it. Then the first message that is
-not done is the next on both its ranks.
+A send may wait until it is received. With each receive right before its use, a rank that sends down the pipeline meets
+a rank that sends up, or sends an older activation, and each waits for the other. The thread does not say why one node
+ran. With NCCL a [small message](../chapters/10_running.ipynb#break-it-blocking-sends-in-1f1b) may pass before it is
+received, and perhaps fewer messages pass between nodes. The engineer then swapped neighbouring sends and receives on
+the odd ranks, as Megatron-LM does, and the step hung again: the receive that is missing may be several calls away. The
+repair here is PyTorch's order before the change: all messages of the pipeline have one order, and each rank makes its
+calls in it. Then the first message that is not done is the next on both its ranks.
 """
 FIELDS = {
     "calls": "of this rank, in order: (`send` or `recv`, the peer, the message), or (`run`, this rank, the action). "
@@ -94,9 +98,11 @@ done[peer] - 0.5 => plan.actions[peer].index(user) - (0.6 if peer % 2 else 0.4)
 
 
 def exhibit(run):
+    words = {"run": "run {1}", "send": "send {1} to rank {0}", "recv": "receive {1} from rank {0}"}
     rows = [("call", *(f"rank {rank}" for rank in range(len(run.ranks))))]
-    of_ranks = ([f"{kind} {name}" for kind, _, name in known["calls"]] for known in run.ranks)
-    return rows + [(k, *calls) for k, calls in zip(range(1, 8), zip(*of_ranks, strict=False), strict=False)]
+    of_ranks = [[words[kind].format(peer, name) for kind, peer, name in known["calls"]] for known in run.ranks]
+    rows += [(k, *calls) for k, calls in zip(range(1, 9), zip(*of_ranks, strict=False), strict=False)]
+    return [*rows, ("…", *(f"and {len(calls) - 8} more" for calls in of_ranks))]
 
 
 def order_check(run):

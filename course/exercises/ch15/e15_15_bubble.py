@@ -2,8 +2,8 @@
 
 A large open textbook on machine learning systems has a lab on distributed training. Its reader chooses the pipeline
 stages and the microbatches, and the lab reports the share of the step in which the ranks idle. For 4 stages and 16
-microbatches it says 4.7 %, below the limit of 10 % that it sets itself, and it computes the utilisation of the hardware
-from this number. Ranks that count their idle ticks report more.
+microbatches it says 4.7 %, below its own limit of 10 %, and it computes the utilisation of the hardware from this
+number. Here four ranks run such a step, and count.
 """
 
 import torch
@@ -25,7 +25,7 @@ GUESSES = {
 CAUSE = """
 A step lasts for $m + p - 1$ turns of a forward and a backward, and each rank idles in $p - 1$ of them. So the share is
 $(p-1)/(m+p-1)$. The lab divides by $p\\,m$. With one stage, or with one microbatch, both formulas agree, and one such
-example proves nothing. The repair is the right denominator. What would have found it are ranks that count.
+example proves nothing. The repair is the right denominator. Ranks that count would have found it.
 """
 FIELDS = {
     "bubble": "idle share of the step, as reported",

@@ -1,9 +1,11 @@
 """15.16: an optimizer whose step depends on the layout.
 
-Muon replaces a gradient by the orthogonal matrix next to it, with a few steps of the Newton–Schulz iteration. In
+Muon replaces a gradient by the orthogonal matrix nearest to it, with a few steps of the Newton–Schulz iteration. In
 September 2026 a contributor of DeepSpeed trained a model on one rank and on two tensor-parallel ranks, with the same
 seed and the same batch. The losses of the first step agreed in all digits, and the gradients agreed up to rounding.
-The updates of the query weight differed by 39 %, and on two ranks their norm was 11 % larger. No rank raised an error.
+The updates of the query weight differed by 39 %, and the update of two ranks had a norm that was 11 % larger. No rank
+raised an error. Here four ranks share the rows of a square weight, query with 8 × 8, and of a tall one, up with 32 × 8.
+All singular values of an update are 1, so its norm should be √8 = 2.828 for both, whatever the gradient.
 """
 
 import torch
@@ -17,17 +19,21 @@ SOURCE = (
     "[Megatron-LM #6380](https://github.com/NVIDIA/Megatron-LM/pull/6380), August 2026"
 )
 GUESSES = {
-    "a shard that is taken for the whole": "Any gradient gives an update of one norm, as if each rank had all rows.",
+    "a shard that is taken for the whole": "Each rank's update of up has the norm of a whole update, as if its 8 rows "
+    "were all. For query the norms add up to the right one, and the update is wrong too.",
     "a sum that is missing": "Then the gradients are wrong. They agree with the gradients of one rank.",
     "something is counted twice": "Each row of a weight is on one tensor-parallel rank, and is updated once.",
-    "a wrong dtype": "Rounding is far smaller than this difference.",
+    "a wrong dtype": "A rounding is far smaller than these differences, and does not double a norm.",
 }
 CAUSE = """
 The rows of a weight were cut over the ranks, and each rank orthogonalized its own rows. Then the rows of a rank are
-orthogonal to each other, but not to the rows of its neighbours. If a shard has no fewer rows than columns, its update
-alone has the norm that the whole update must have, and the $t$ shards together have $\\sqrt t$ times as much. The mend
-gathers the gradient, orthogonalizes the whole matrix, and keeps the rows of this rank. Ranks can also share this work:
-each step of Newton–Schulz needs only a small product of the matrix with itself, which is a sum over ranks.
+orthogonal to each other, but not to the rows of its neighbours. That is all that is wrong with query: eight rows of
+norm 1 have the right norm together, on however many ranks. A shard of up has as many rows as columns, so its update
+alone has the norm that the whole update must have, and the $t$ shards together have $\\sqrt t$ times as much. This does
+not explain the larger norm in the report, whose query weight is square. It may come from the few steps of the
+iteration, after which small singular values are not yet 1. The fix gathers the gradient, orthogonalizes the whole
+matrix, and keeps the rows of this rank. Ranks can also share this work: each step of Newton–Schulz needs only a small
+product of the matrix with itself, which is a sum over ranks.
 """
 FIELDS = {
     "gradients": "name → gradient of the rows of this weight that this rank has",
@@ -71,10 +77,15 @@ orthogonal(comm.all_gather(gradients[name], tp)).chunk(tp.size)[tp.rank] => orth
 
 def exhibit(run):
     names = [(kind, name) for name in run["updates"] for kind in ("gradients", "updates")]
-    rows = [("rank", *(f"{kind[:-1]} of {name}" for kind, name in names))]
+    rows = [("norm on rank", *(f"{kind[:-1]} of {name}" for kind, name in names))]
     norms = [[known[kind][name].norm() for kind, name in names] for known in run.ranks]
     rows += [(rank, *(f"{norm:.4g}" for norm in each)) for rank, each in enumerate(norms)]
-    return [*rows, ("all rows", *(f"{norm:.4g}" for norm in torch.tensor(norms).norm(dim=0)))]
+    (right,) = ROOM.runs([(0, {"dp": 1, "tp": 1}, run.seed)])
+    whole = [torch.cat([known[kind][name] for known in run.ranks]) for kind, name in names]
+    alone = [right[kind][name] for kind, name in names]
+    apart = (f"{(ours - one).norm() / one.norm():.1%}" for ours, one in zip(whole, alone, strict=True))
+    rows += [("all ranks", *(f"{ours.norm():.4g}" for ours in whole))]
+    return [*rows, ("one rank", *(f"{one.norm():.4g}" for one in alone)), ("difference", *apart)]
 
 
 def muon_check(run):

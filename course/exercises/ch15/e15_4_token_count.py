@@ -1,9 +1,9 @@
 """15.4: a loss that depends on who got the long sentences.
 
-Until January 2026 each rank of torchtitan averaged the loss over its own tokens, and then the ranks averaged their
-gradients. Padding does not count as a token, so some ranks have more of them than others. Nothing failed, and the
-loss went down. Fifteen months earlier the same had been found in transformers and torchtune, between the microbatches
-of one rank.
+Until January 2026 a batch could have one gradient on two data-parallel ranks of torchtitan and another on four.
+Nothing failed, and the loss went down. The sentences of a batch differ in length, and padding does not count as a
+token. Fifteen months earlier the same had been found in transformers and torchtune, between the microbatches of one
+rank.
 """
 
 import torch
@@ -20,7 +20,7 @@ SOURCE = (
 GUESSES = {
     "a wrong denominator": "A mean of means is the mean only if all have the same count.",
     "a sum too many": "Then the gradient would be larger by a whole factor, equal for all data.",
-    "a sum that is missing": "Then the ranks would not have the same gradient.",
+    "a sum that is missing": "Then the two ranks would have different gradients.",
     "two ranks that read the same samples": "The tokens of the ranks add up to those of the batch.",
 }
 CAUSE = """
@@ -64,10 +64,11 @@ loss = total / comm.all_reduce(tokens, dp) => loss = total / tokens / dp.size
 
 
 def exhibit(run):
-    rows = [("ranks", "loss", "norm of the gradient", "tokens of each rank")]
+    rows = [("ranks", "loss", "norm of the gradient on each rank", "tokens of each rank")]
     for seen in (run.alone, run):
         counts = " ".join(str(known["tokens"]) for known in seen.ranks)
-        rows += [(len(seen.ranks), f"{seen['loss']:.4f}", f"{seen['gradient'].norm():.4f}", counts)]
+        norms = " ".join(f"{known['gradient'].norm():.4f}" for known in seen.ranks)
+        rows += [(len(seen.ranks), f"{seen['loss']:.4f}", norms, counts)]
     return rows
 
 

@@ -1,9 +1,9 @@
 """15.5: a gradient norm that grows with the number of tensor-parallel ranks.
 
 Two models with multi-head latent attention were trained on eight tensor-parallel ranks. Their logged gradient norms
-were a constant 1.52 and 1.36 times those of a reference, in every step. The loss was almost the same: gradients are
-clipped to this norm, and an optimizer that divides by the size of a gradient hardly notices. But people choose the
-clipping threshold, and call for help, by this number.
+were 1.52 and 1.36 times the right ones, with a ratio that was constant over the steps. The loss was almost the same:
+gradients are clipped to this norm, and an optimizer that divides by the size of a gradient hardly notices. But people
+choose the clipping threshold, and call for help, by this number.
 """
 
 import torch
@@ -15,9 +15,9 @@ SYMPTOM = "A gradient norm with a constant factor"
 SOURCE = "[ROCm/TransformerEngine #715](https://github.com/ROCm/TransformerEngine/pull/715), August 2026"
 GUESSES = {
     "something is counted twice": "Ranks that hold the same weight have the same gradient, and each of them adds it.",
-    "a wrong denominator": "Then the loss and the gradients would be wrong as well, and not the norm alone.",
-    "a sum that is missing": "Then the norm would be too small, or ranks would have different weights after the step.",
-    "overlap that reads too early": "Then the factor would change from step to step.",
+    "a wrong denominator": "Then the gradients would be wrong by this factor. They are those of one process.",
+    "a sum that is missing": "Then the logged norm would be too small, or scale and bias would differ between ranks.",
+    "overlap that reads too early": "Then the gradients would be wrong: each rank has those of one process.",
 }
 CAUSE = """
 The norm of all gradients is a sum of squares over ranks, so a rank marks each weight: is this a shard, or a replica
@@ -68,17 +68,14 @@ SICK = """
 
 
 def exhibit(run):
-    rows = [("rank", "norm, as logged", *(f"norm of {name}" for name in run["gradients"]))]
-    for rank, seen in enumerate(run.ranks):
+    (right,) = ROOM.runs([(0, {"dp": 1, "tp": 1}, run.seed)])
+    cut = run["cut"]
+    rows = [("rank", "norm, as logged", *(f"norm of {name}" for name in cut))]
+    for rank, seen in [*enumerate(run.ranks), ("one process", right.ranks[0])]:
         rows += [(rank, f"{seen['norm']:.3f}", *(f"{g.norm():.3f}" for g in seen["gradients"].values()))]
-    return [*rows, ("reference", f"{_norm(run):.3f}", *[""] * len(run["gradients"]))]
-
-
-def _norm(run):
-    """Of the model, from the shards of the first replica."""
-    ranks = range(run.layout["tp"])
-    counted = [g for i in ranks for name, g in run.ranks[i]["gradients"].items() if run["cut"][name] or i == 0]
-    return sum(g.square().sum().item() for g in counted) ** 0.5
+    shards = {name: torch.cat([known["gradients"][name].flatten() for known in run.ranks]) for name in cut}
+    whole = (f"{shards[name].norm():.3f} (shards)" if cut[name] else "(copies)" for name in cut)
+    return [*rows[:-1], ("together", "", *whole), rows[-1]]
 
 
 def norm_check(run):

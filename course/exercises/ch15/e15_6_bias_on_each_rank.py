@@ -2,7 +2,7 @@
 
 In June 2026 a reader of MinivLLM, a small inference engine, computed one linear layer on two tensor-parallel ranks and
 in one process. Nothing failed, and the outputs were not the same. Another reader had doubted these lines in January,
-and was thanked. In August torchtitan mended the same in the experts of GPT-OSS.
+and was thanked. In August torchtitan fixed the same in the experts of GPT-OSS.
 """
 
 import torch
@@ -24,10 +24,11 @@ GUESSES = {
 }
 CAUSE = """
 The bias is not cut, so each rank has all of it. A rank added it to its partial sum before the all-reduce, and the
-result had $t$ biases. It must be added after the sum, or on a single rank, or as $b/t$ on each rank. torchtitan did the
-last, but took $t$ from a weight of a type that a new backend no longer used, and $t$ was 1. Autograd then divides the
-gradient of the bias by $t$ as well. That was found a week later
-([#4332](https://github.com/pytorch/torchtitan/pull/4332)).
+result had $t$ biases. It must be added after the sum, or on a single rank, or as $b/t$ on each rank. torchtitan
+divides. But it read $t$ from the weight if this was a DTensor, and with the new default backend weights are plain
+parameters, so $t$ stayed 1. The division has a trap of its own: autograd divides the gradient of the bias by $t$ too,
+and each copy of the bias then steps with a fraction of its gradient. That separate fault was found in the row-parallel
+layers a week later ([#4332](https://github.com/pytorch/torchtitan/pull/4332)).
 """
 FIELDS = {
     "output": "of the layer, [samples of this rank, features]",

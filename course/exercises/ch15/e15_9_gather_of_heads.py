@@ -1,9 +1,10 @@
 """15.9: tokens that know the future.
 
 Context parallelism cuts the sequence: each rank gathers the keys and values of all ranks, and computes the attention of
-its tokens. In May 2026 a reader of torchtitan's code saw that a rewriting had made it a different attention. The thread
-names no run that failed. With context parallelism the sequences seldom fit in one process, so there is no right run to
-compare with. A check needs a rule that every causal attention obeys.
+its tokens. In May 2026 a reader of torchtitan's code saw that a refactoring had changed the attention. The thread names
+no run that failed, and at full length one process can seldom check it. But there is a rule that every causal attention
+obeys. Here the tensors of a rank have axes for its tokens, for heads and for the width of a head, and twelve heads of
+the queries share one head of keys and values.
 """
 
 import torch
@@ -15,13 +16,13 @@ SYMPTOM = "Tokens that depend on tokens after them"
 SOURCE = "[torchtitan #3206](https://github.com/pytorch/torchtitan/pull/3206), May 2026"
 GUESSES = {
     "a wrong dimension": "Token 0 depends on the first token of each rank, token 1 on the first two of each: the "
-    "chunks lie side by side and not in sequence.",
+    "chunks lie side by side, as heads do, and not in sequence.",
     "a wrong order of elements": "Then token 0 would still depend on a single token.",
     "a sum that is missing": "Then tokens would depend on fewer tokens than they should.",
     "two ranks that read the same samples": "Then there would be tokens on which no output depends.",
 }
 CAUSE = """
-Keys and values had the shape [batch, head, token, width], and were gathered along dimension 2. Since the rewriting
+Keys and values had the shape [batch, head, token, width], and were gathered along dimension 2. Since the refactoring
 they had [batch, token, head, width] at this place, and dimension 2 was the heads. Grouped-query attention accepts
 different numbers of heads, and the causal mask counts the tokens of a chunk. The fix writes 1 for 2.
 """
@@ -60,7 +61,11 @@ comm.all_gather(one, cp, dim=1) => comm.all_gather(one, cp, dim=2)
 
 
 def exhibit(run):
-    lines = ["rank  token   depends on token (x) or not (.)", f"{'':14}{' '.join(f'{k:2}' for k in range(12))}"]
+    each = len(run["tokens"])
+    lines = ["A rank has, before it gathers keys and values:"]
+    lines += [f"  queries          [{each} tokens, 12 heads, width 4]"]
+    lines += [f"  keys and values  [{each} tokens,  1 head,  width 4]", ""]
+    lines += ["rank  token   depends on token (x) or not (.)", f"{'':14}{' '.join(f'{k:2}' for k in range(12))}"]
     for rank, known in enumerate(run.ranks):
         for token, row in zip(known["tokens"], known["depends"].tolist(), strict=True):
             lines += [f"{rank:4}{token:7}   {' '.join(' x' if on else ' .' for on in row)}"]
