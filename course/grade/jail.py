@@ -191,7 +191,8 @@ def _warden(conn: connection.Connection, leash: connection.Connection, uid: int 
         if os.waitpid(jail, os.WNOHANG)[0]:
             break
         if uid is not None and next(looks) % 10 == 0 and _held_bytes(uid) > MOST_MEMORY_BYTES:
-            leash.send_bytes(b"memory")
+            with contextlib.suppress(OSError):  # the grader may have closed it meanwhile
+                leash.send_bytes(b"memory")
             break
     _end_all(uid, jail)
 

@@ -4,6 +4,7 @@ import ast
 import ctypes
 import io
 import json
+import multiprocessing
 import os
 import pickle
 import sys
@@ -19,7 +20,7 @@ import torch
 import lib
 from course.check.catalogue import EXERCISES
 from course.check.judge import NoAnswer
-from course.grade import sight
+from course.grade import jail, sight
 from course.grade.__main__ import USER
 from course.grade.assignment import read_assignment
 from course.grade.feedback import feedback
@@ -96,6 +97,23 @@ def test_nothing_outlives_a_jail(tmp_path):
     assert NAME not in Path("/proc/net/unix").read_text()
     queue = ctypes.CDLL(None).syscall(240, NAME.encode(), 0, 0, None)
     assert queue < 0 or os.uname().machine != "x86_64"
+
+
+def closed_while_it_counts(folder):
+    """A warden whose grader closes the leash between its two looks, with too much memory in the jail."""
+    grader, leash = multiprocessing.Pipe()
+    conn, theirs = multiprocessing.Pipe()
+    jail._held_bytes = lambda uid: grader.close() or 2 * jail.MOST_MEMORY_BYTES
+    jail._warden(theirs, leash, USER, folder)
+
+
+@alone
+@needs_jail
+def test_nothing_outlives_a_jail_that_is_closed_while_its_memory_is_counted(tmp_path):
+    warden = multiprocessing.get_context("fork").Process(target=closed_while_it_counts, args=(str(tmp_path),))
+    warden.start()
+    warden.join(30)
+    assert warden.exitcode == 0 and not processes_of(USER)
 
 
 @alone
