@@ -578,8 +578,9 @@ BAD_FRAMES = """e => {
 def test_every_value_of_every_slider_can_be_reached_and_shows_something(from_disk):
     folded = from_disk.page.locator("article details:has(.pbh-explorer)")
     folded.evaluate_all("all => all.forEach((one) => { one.open = true })")
-    for skip in from_disk.page.locator("article .pbh-guess button:text-is('Skip'):visible").all():
-        skip.click()  # of a guess: its sliders come afterwards
+    skip = from_disk.page.locator("article .pbh-guess button:text-is('Skip'):visible").first
+    while skip.is_visible():
+        skip.click()  # of a guess: its sliders come afterwards, and the next one is the first
     for figure in from_disk.page.locator("article figure.pbh-explorer").all():
         assert figure.evaluate(BAD_FRAMES) == []
     for choice in from_disk.page.locator("article fieldset.pbh-choice").all():
