@@ -46,6 +46,7 @@ def section(room: Room) -> str:
     guesses = "\n".join(
         f'> <details class="option"><summary>{kind}</summary>{why}</details>' for kind, why in options
     )
+    cause = joined(room.cause).replace("(../chapters/", "(")  # a link of the solutions, which have it as well
     task = f"../exercises/{TASKS.stem}.ipynb#{anchor(heading(room))}"
     return f"""## {room.symptom}
 
@@ -60,7 +61,7 @@ exhibit("{room.id}")
 
 <details class="cause"><summary>The cause, and the program</summary>
 
-{joined(room.cause)}
+{cause}
 
 ```diff
 {room.changed}
