@@ -189,6 +189,7 @@ def _warden(conn: connection.Connection, leash: connection.Connection, uid: int 
     looks = itertools.count()
     while not leash.poll(0.02):  # nothing is sent to us: it ends when the grader closes it, or ends
         if os.waitpid(jail, os.WNOHANG)[0]:
+            jail = 0  # its number may be given to another
             break
         if uid is not None and next(looks) % 10 == 0 and _held_bytes(uid) > MOST_MEMORY_BYTES:
             with contextlib.suppress(OSError):  # the grader may have closed it meanwhile
@@ -219,6 +220,8 @@ def _own_network() -> None:
 
 def _end_all(uid: int | None, jail: int) -> None:
     """Kill until no process is left: a process may fork before it dies, and a dead process must be reaped."""
+    if jail:  # perhaps it is not the user's yet
+        os.kill(jail, signal.SIGKILL)
     until = time.monotonic() + 10
     while time.monotonic() < until:
         if uid is None:
