@@ -161,7 +161,7 @@ def slow_messages(world):
 
 
 def test_a_group_is_done_when_its_last_rank_is():
-    """Whatever the place of the slow rank in its groups."""
+    """The slow rank is the second of its groups, and the time is its time."""
     measured = run(slow_messages, 4)[0]
     seconds = {ranks: s for (_, ranks), s in measured.good("all_reduce").items()}
     slow_s = measured.size / 60e6

@@ -30,7 +30,7 @@ matrix. Of two ranks the first got queries and keys, the second keys and values,
 queries. In ROCm's Megatron it was the fused gate and up projection of the MLP. The fix is to cut each of the three and
 then fuse the shards, or to store the rows in an order in which equal shards are whole heads. The same order misleads
 readers of activations: [nnsight #719](https://github.com/ndif-team/nnsight/pull/719), September 2026, gathered the
-output of such a layer rank by rank, and whoever cut it into gate and up got a part of both.
+output of such a layer rank by rank, and a cut into gate and up gave a part of both.
 """
 FIELDS = {
     "loss": "mean square of the output's errors, over the whole batch",

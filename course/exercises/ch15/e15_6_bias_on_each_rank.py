@@ -26,7 +26,7 @@ CAUSE = """
 The bias is not cut, so each rank has all of it. A rank added it to its partial sum before the all-reduce, and the
 result had $t$ biases. It must be added after the sum, or on a single rank, or as $b/t$ on each rank. torchtitan
 divides. But it read $t$ from the weight if this was a DTensor, and with the new default backend weights are plain
-parameters, so $t$ stayed 1. The division has a trap of its own: autograd divides the gradient of the bias by $t$ too,
+parameters, so $t$ stayed 1. The division has a trap: autograd divides the gradient of the bias by $t$ too,
 and each copy of the bias then steps with a fraction of its gradient. That separate fault was found in the row-parallel
 layers a week later ([#4332](https://github.com/pytorch/torchtitan/pull/4332)).
 """
