@@ -231,6 +231,14 @@ def problems_of_guess(guess: str) -> Iterator[str]:
             yield f"{row.splitlines()[0]}: {len(texts)} options, {right} right; 3 to 5, one right, and each says why"
 
 
+def measures_time(cell) -> bool:
+    """Whether a claim is given a function to call, as times are."""
+    defined = {node.name for node in ast.parse(cell.source).body if isinstance(node, ast.FunctionDef)}
+    measured = [ast.unparse(arg) for claim in calls(cell, "claim") for arg in claim.args[2:3]]
+    functions = (text in defined or text.startswith(("lambda", "partial(")) for text in measured)
+    return any(functions) or bool(calls(cell, "Rehearsals"))
+
+
 def problems_of_cell(cell) -> Iterator[str]:
     of_kind, tree = kind(cell), ast.parse(cell.source)
     if old := tags(cell) & OLD_TAGS:
@@ -243,6 +251,8 @@ def problems_of_cell(cell) -> Iterator[str]:
         yield "evidence without a claim"
     if of_kind == "evidence" and not cell.source.startswith(LABELS):
         yield f"evidence begins with a sentence: {', '.join(LABELS)} ..."
+    if of_kind == "evidence" and measures_time(cell) and "alone" not in tags(cell):
+        yield "it measures a time, which other cells disturb: tag it alone"
     if of_kind in ("idea", "figure", "setup") and calls(cell, "claim"):
         yield "a claim stands in a cell with the tag evidence"
     if of_kind == "setup" and not all(isinstance(node, ast.Import | ast.ImportFrom) for node in tree.body):

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from book.trials import saved
-from book.trials.rehearse import rehearse
+from book.trials.rehearse import Rehearsals, rehearse
 from book.trials.trial import peak_bytes
 from lib import run
 from lib.cost import sizes
@@ -21,7 +21,7 @@ from lib.pipeline.schedules.gpipe import gpipe, naive
 from lib.pipeline.schedules.interleaved import interleaved
 from lib.pipeline.schedules.one_f_one_b import one_f_one_b
 from lib.pipeline.schedules.zero_bubble import zb_h1, zb_h2, zb_v
-from lib.pipeline.simulate import Costs, simulate
+from lib.pipeline.simulate import Costs, Timeline, simulate
 from lib.pipeline.stage import Stage
 from lib.trace import Trace
 
@@ -53,6 +53,24 @@ def test_late_messages_and_unequal_stages(schedule):
     seen, predicted = rehearse(schedule, costs, UNIT_S), simulate(schedule, costs)
     assert seen.makespan == pytest.approx(predicted.makespan, rel=0.06)
     assert seen.makespan > 1.05 * simulate(schedule, replace(costs, latency=0)).makespan
+
+
+def test_each_further_rehearsal_takes_longer_units_so_that_one_that_is_late_is_told_from_one_that_is_wrong(
+    monkeypatch,
+):
+    seen = []
+
+    def late(schedule, costs, unit_s):
+        """Every rank wakes up 5 ms late, whatever the unit."""
+        seen.append(unit_s)
+        slots = simulate(schedule, costs).slots
+        return Timeline.of(schedule, (slot._replace(end=slot.end + 0.005 / unit_s) for slot in slots))
+
+    monkeypatch.setattr("book.trials.rehearse.rehearse", late)
+    tries, right = Rehearsals(gpipe(2, 2), Costs(), unit_s=0.01), simulate(gpipe(2, 2))
+    late_by = [tries.makespan() - right.makespan for _ in range(4)]
+    assert seen == [0.01, 0.02, 0.04, 0.04] and late_by == pytest.approx([0.5, 0.25, 0.125, 0.125])
+    assert tries.bubble() == tries.seen[-1].bubble and len(tries.seen) == 5
 
 
 CONFIG, ROWS = GPTConfig(d_model=32, num_heads=4, context=16), 2
