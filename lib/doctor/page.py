@@ -44,7 +44,7 @@ class Examination:
             MBps = {pair: self.measured.size / s / 1e6 for pair, s in self.measured.good("transfer").items()}  # noqa: N806
             lines += ["latency one way (µs)", *aligned(self._links(us)), ""]
             lines += ["bandwidth (MB/s)", *aligned(self._links(MBps)), ""]
-            lines += [*aligned(self._axes()), ""]
+            lines += [f"all-reduce of {self.measured.size >> 20} MiB (ms)", *aligned(self._axes()), ""]
         return "\n".join([*lines, *found_text(self.findings)])
 
     def data(self) -> dict:
@@ -81,11 +81,11 @@ class Examination:
 
     def _axes(self) -> Iterator[tuple]:
         """A row for each axis: the slowest of its groups, beside the model."""
-        yield "axis", f"all-reduce of {self.measured.size >> 20} MiB", "a ring of its slowest link", "ranks"
+        yield "axis", "slowest", "by formula", "ranks"
         seconds = self.measured.good("all_reduce")
         for axis in dict.fromkeys(axis for axis, _ in seconds):
             s, ranks = max((s, ranks) for (one, ranks), s in seconds.items() if one == axis)
-            yield axis, f"{s * 1e3:.2f} ms", f"{self.model_s(ranks) * 1e3:.2f} ms", ", ".join(map(str, ranks))
+            yield axis, f"{s * 1e3:.2f}", f"{self.model_s(ranks) * 1e3:.2f}", ", ".join(map(str, ranks))
 
 
 def tell(report: Examination, path: str | None) -> None:

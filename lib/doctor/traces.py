@@ -28,8 +28,8 @@ def judge_trace(trace: Trace) -> list[Finding]:
 
 def page_of(trace: Trace) -> str:
     """The page, for a terminal."""
-    tables = [*aligned(_ranks(trace)), "", *aligned(_calls(trace)), ""]
-    return "\n".join([f"a trace of {length_s(trace) * 1e3:.1f} ms", "", *tables, *found_text(judge_trace(trace))])
+    lines = [f"a trace of {length_s(trace) * 1e3:.1f} ms", *aligned(_ranks(trace)), "", *aligned(_calls(trace)), ""]
+    return "\n".join([*lines, *found_text(judge_trace(trace))])
 
 
 def length_s(trace: Trace) -> float:
@@ -38,18 +38,18 @@ def length_s(trace: Trace) -> float:
 
 
 def _ranks(trace: Trace) -> Iterator[tuple]:
-    """A row for each rank, in ms."""
+    """A row for each rank, in ms; the last two are how long it waits for others, and others for it."""
     waits = waits_s(trace)
-    yield "rank", "computes (ms)", "communicates", "of it exposed", "waits for others", "the others for it"
+    yield "rank", "compute", "comm", "exposed", "waits", "awaited"
     for rank, seconds in exposed_s(trace).items():
         its, for_it = (sum(s for pair, s in waits.items() if pair[i] == rank) for i in (0, 1))
-        yield str(rank), *(f"{s * 1e3:.2f}" for s in (*seconds, its, for_it))
+        yield str(rank), *(f"{s * 1e3:.1f}" for s in (*seconds, its, for_it))
 
 
 def _calls(trace: Trace) -> Iterator[tuple]:
     """A row for each kind of communication of the first rank, beside what an ideal ring of `lib.cost` sends."""
     rank = min((event.rank for event in trace.events), default=0)
-    yield f"rank {rank} calls", "along", "times", "ms", "payload (kB)", "a ring sends (kB)", "MB/s"
+    yield f"calls of rank {rank}", "along", "times", "ms", "kB", "kB on a ring", "MB/s"
     for what in dict.fromkeys((event.label, event.axis) for event in trace.select(rank=rank).events):
         some = trace.select(rank=rank, label=what[0], axis=what[1])
         seconds = sum(event.end_s - event.start_s for event in some.events)
