@@ -58,11 +58,12 @@ def test_the_block_of_the_chapter_is_a_part_of_the_file():
 @pytest.mark.slow("four torchruns of two processes")
 def test_a_job_trains_and_continues_when_it_is_started_again(tmp_path):
     job, commands = sbatch(tmp_path, f"{SMALL} --steps 2")
-    assert job.returncode == 0 and "step 1/2" in job.stdout, job.stdout
+    assert job.returncode == 0 and "step 0/2" in job.stdout and "step 2/2" in job.stdout, job.stdout
     assert [re.search(r"-m (\S+)", command)[1] for command in commands] == ["lib.doctor", "lib.train"]
     assert all("--nnodes 1 --nproc-per-node 2" in c and "--rdzv-endpoint localhost:" in c for c in commands)
     again, _ = sbatch(tmp_path, f"{SMALL} --steps 3")
-    assert again.returncode == 0 and "step 1/3" not in again.stdout and "step 3/3" in again.stdout, again.stdout
+    assert again.returncode == 0 and "step 2/3" in again.stdout and "step 3/3" in again.stdout, again.stdout
+    assert "step 0/3" not in again.stdout, again.stdout
     assert (tmp_path / "runs" / "step-00000003").is_dir()
 
 
