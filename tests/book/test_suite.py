@@ -72,6 +72,22 @@ def test_a_mark_that_needs_a_reason_has_one(tmp_path):
         assert code == 4 and f'test_it is marked as {mark}, but not why: {mark}("...")' in said, said
 
 
+GROUPED = """
+import os, pytest
+PAGES = [pytest.param(i, marks=pytest.mark.xdist_group(str(i))) for i in range(3)]
+@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("what", range(5))
+def test_page(page, what): print("page", page, "by", os.environ["PYTEST_XDIST_WORKER"])
+"""
+
+
+def test_the_tests_of_a_page_run_in_one_process(tmp_path):
+    """As make site starts them; otherwise each process opens each page."""
+    code, said = run_pytest(tmp_path, GROUPED, "-n", "2", "--dist", "loadgroup", "-rP")
+    by = set(re.findall(r"page (\d) by (gw\d)", said))
+    assert code == 0 and len(by) == 3 and {page for page, _ in by} == {"0", "1", "2"}, said
+
+
 MANY = """
 import pytest
 def test_one(): pass
