@@ -16,9 +16,7 @@ def judge_trace(trace: Trace) -> list[Finding]:
     for rank in sorted({last for _, last in waits}):
         worst_s = max(s for (_, last), s in waits.items() if last == rank)
         if worst_s > MUCH * whole_s:
-            text = (
-                f"the others wait up to {worst_s * 1e3:.3g} ms for rank {rank}, {worst_s / whole_s:.0%} of the trace"
-            )
+            text = f"others wait up to {worst_s * 1e3:.3g} ms for rank {rank}, {worst_s / whole_s:.0%} of the trace"
             found.append(Finding("slow", (rank,), f"{text}: it starts their collectives last"))
     for events in matched(trace):
         said = {f"{event.payload_bytes} bytes, {event.label}": event.rank for event in events}
