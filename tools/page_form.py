@@ -251,7 +251,7 @@ def problems_of_cell(cell) -> Iterator[str]:
         yield "evidence without a claim"
     if of_kind == "evidence" and not cell.source.startswith(LABELS):
         yield f"evidence begins with a sentence: {', '.join(LABELS)} ..."
-    if of_kind == "evidence" and measures_time(cell) and "alone" not in tags(cell):
+    if of_kind == "evidence" and "alone" not in tags(cell) and measures_time(cell):
         yield "it measures a time, which other cells disturb: tag it alone"
     if of_kind in ("idea", "figure", "setup") and calls(cell, "claim"):
         yield "a claim stands in a cell with the tag evidence"

@@ -62,11 +62,11 @@ class Measurement:
     def judge(self, members: Sequence[Member]) -> list[Finding]:
         """Links, ranks and clocks that look wrong."""
         bad, on = {}, [one.machine for one in members]  # `bad`: set of two ranks → why
-        for kind, what in (("transfer", f"a message of {self.size >> 20} MiB"), ("latency", "a message of 8 bytes")):
+        for kind, what in (("transfer", f"{self.size >> 20} MiB"), ("latency", "8 bytes")):
             for within, where in ((True, "within a host"), (False, "between hosts")):
                 likes = {(a, b): s for (a, b), s in self.of(kind).items() if (on[a] == on[b]) is within}
                 for (a, b), why in outliers(likes, SLOW[kind]).items():
-                    bad.setdefault(frozenset((a, b)), f"{what} from {a} to {b} takes {why} {where}")
+                    bad.setdefault(frozenset((a, b)), f"a message of {what} from {a} to {b} takes {why} {where}")
         slow = {r: f"its matmuls take {why}" for (r,), why in outliers(self.of("compute"), SLOW["compute"]).items()}
         for rank in range(len(members)):
             its, ill = (sum(rank in pair for pair in some) for some in (self.of("latency"), bad))

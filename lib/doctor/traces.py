@@ -28,8 +28,8 @@ def judge_trace(trace: Trace) -> list[Finding]:
 
 def page_of(trace: Trace) -> str:
     """The page, for a terminal."""
-    lines = [f"a trace of {length_s(trace) * 1e3:.1f} ms", *aligned(_ranks(trace)), "", *aligned(_calls(trace)), ""]
-    return "\n".join([*lines, *found_text(judge_trace(trace))])
+    lines = [f"a trace of {length_s(trace) * 1e3:.1f} ms; ms of each rank", *aligned(_ranks(trace)), ""]
+    return "\n".join([*lines, *aligned(_calls(trace)), "", *found_text(judge_trace(trace))])
 
 
 def length_s(trace: Trace) -> float:

@@ -55,9 +55,7 @@ def test_late_messages_and_unequal_stages(schedule):
     assert seen.makespan > 1.05 * simulate(schedule, replace(costs, latency=0)).makespan
 
 
-def test_each_further_rehearsal_takes_longer_units_so_that_one_that_is_late_is_told_from_one_that_is_wrong(
-    monkeypatch,
-):
+def test_each_further_rehearsal_takes_longer_units_in_which_ranks_are_less_late(monkeypatch):
     seen = []
 
     def late(schedule, costs, unit_s):
