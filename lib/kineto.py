@@ -77,16 +77,14 @@ def read_traces(paths: Iterable[str | PathLike[str]]) -> Trace:
         TraceError: a file is no trace, or a rank has two.
     """
     files = [_open(path, place) for place, path in enumerate(paths)]
-    if len({file.rank for file in files}) < len(files):
-        raise TraceError(
-            f"two files are of one rank: they are of ranks {', '.join(str(file.rank) for file in files)}"
-        )
+    ranks = [file.rank for file in files]
+    if len({*ranks}) < len(ranks):
+        raise TraceError(f"two files are of one rank: they are of ranks {', '.join(map(str, ranks))}")
     zero_ns = min((file.base_ns for file in files), default=0)
     traces = {file.rank: _read(file, (file.base_ns - zero_ns) / 1e9) for file in files}
     ahead_s = _ahead_s(traces, {file.rank: file.host for file in files})
     moved = [Trace.merge([one], ahead_s[rank]) for rank, one in traces.items()]
-    starts_s = [x.start_s for one in moved for x in [*one.events, *one.spans]]
-    return Trace.merge(moved, min(starts_s, default=0.0))
+    return Trace.merge(moved, min((x.start_s for one in moved for x in [*one.events, *one.spans]), default=0.0))
 
 
 def matched(trace: Trace) -> list[list[CommEvent]]:

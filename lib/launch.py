@@ -59,7 +59,7 @@ def run(fn: Callable, world_size: int, *args: Any, timeout_s: float = 60, trace:
         fn: function of a `Group` (all ranks) and `args`.
         world_size: number of ranks, 1 to 64.
         args: the same for each rank; tensors arrive as copies, and tensors that share memory here also share it there.
-        timeout_s: seconds after which the run is ended.
+        timeout_s: seconds that `fn` may take; the start of the ranks does not count.
         trace: whether to collect all communication in `Run.trace`.
 
     Raises:
@@ -68,7 +68,7 @@ def run(fn: Callable, world_size: int, *args: Any, timeout_s: float = 60, trace:
         HangError: ranks wait forever; the message lists each rank and the call it waits in. While a rank has a thread
             of yours that does not wait, it might still send: then only `timeout_s` ends the run.
         MismatchError: ranks made different calls where they must make the same call.
-        RunTimeout: the run took longer than `timeout_s`.
+        RunTimeout: `fn` took longer than `timeout_s`. If nothing moves by then, a hang is awaited for 2 s more.
         RunError: memory or disk is too small; or a file of `lib` was edited and is not valid Python.
     """
     _check(fn, world_size, timeout_s)

@@ -189,6 +189,10 @@ class Stillness:
             self._written = -1
         return 0.0
 
+    def since_before(self, time_s: float) -> bool:
+        """Whether all ranks wait, and nothing has moved since before this time."""
+        return self._written >= 0 and self._since_s < time_s
+
     def _processor_s(self) -> float:
         """Processor seconds of the ranks, where the system counts them, without those in which gloo only polls."""
         ticks = 0

@@ -20,12 +20,12 @@ from typing import Any
 from lib.runtime import headroom, output
 from lib.runtime.call_table import CallTable
 from lib.runtime.fork_server import ForkServer
-from lib.runtime.hang import HangError, Stillness
+from lib.runtime.hang import STARTING, HangError, Stillness
 from lib.runtime.places import FLOORS
 from lib.runtime.server import RunError, starting, uninterrupted, why_no_rank
 
+START_S = 60.0  # the longest start: it takes seconds on a busy machine, and forever if an argument never arrives
 GRACE_S = 0.5  # after a failure, how long to listen for the rank that caused it and for equal failures
-
 NOISE_BYTES = headroom.MB  # of output that bypasses Python's stdout; a longer file is emptied
 
 
@@ -90,8 +90,8 @@ class Ranks:
                 answers.close()
 
     def join(self, timeout_s: float) -> None:
-        """Wait until all are done, or raise the error; in both cases show the output."""
-        deadline = time.monotonic() + timeout_s
+        """Wait until all are done, or raise the error; in both cases show the output. The limit is for the function."""
+        starting, deadline = True, time.monotonic() + START_S + timeout_s
         stillness = Stillness((process.pid for process in self.processes), self._may_send)
         try:
             while len(self.done) < self.size:
@@ -100,10 +100,13 @@ class Ranks:
                 for rank in ready:
                     self._hear(rank)
                 self._watch_headroom()
-                if time.monotonic() > deadline:
-                    raise self._timeout(timeout_s)
-                if still_s := stillness.look(self.table.heads()):
+                heads = self.table.heads()
+                if starting and all(state != STARTING for state, _ in heads):
+                    starting, deadline = False, time.monotonic() + timeout_s
+                if still_s := stillness.look(heads):
                     raise self._hang(still_s)
+                if time.monotonic() > deadline and not stillness.since_before(deadline):  # a hang says more
+                    raise self._timeout(timeout_s)
         finally:
             self.output.show_all()
 

@@ -450,7 +450,8 @@ def test_threads_wait_for_ever(fault, monkeypatch):
 
 
 @pytest.mark.thorough("each takes a second or more, alone")
-def test_the_threads_of_a_rank_whose_time_is_up():
+def test_the_threads_of_a_rank_whose_time_is_up(monkeypatch):
+    monkeypatch.setattr(hang, "STILL_S", 0.2)
     with pytest.raises(
         RunTimeout, match=r"(?s)rank 0:\n.*in a_thread_sends_late.*\nThread-\d .*:\n.*in late\n.*sleep"
     ):
@@ -595,6 +596,47 @@ def test_time_is_up():
             table = str(caught.value).splitlines()[1:4]
             assert table[0].startswith("  rank 0  waits in barrier: rank 1 did not call it  for 0.")
             assert table[1] == "  rank 1  computes"
+
+
+class Slow:
+    """An argument that takes a second to arrive."""
+
+    def __reduce__(self):
+        return time.sleep, (1,)
+
+
+def test_the_start_does_not_count():
+    assert run(lambda world, slow: world.rank, 2, Slow(), timeout_s=0.5) == [0, 1]
+
+
+def test_a_start_that_does_not_end(monkeypatch):
+    monkeypatch.setattr("lib.runtime.ranks.START_S", -0.3)
+    with pytest.raises(RunTimeout, match="rank 0  is starting"):
+        run(lambda world, slow: None, 2, Slow(), timeout_s=0.5)
+
+
+def waits_for_each_other(world):
+    comm.recv(ONES.clone(), world, 1 - world.rank).wait()
+
+
+def test_a_hang_that_began_in_time_is_told_as_a_hang(monkeypatch):
+    """A limit that passes while ranks are still says nothing; the cycle of waits says all."""
+    monkeypatch.setattr(hang, "STILL_S", 0.6)
+    with pytest.raises(HangError, match="deadlock: ranks 0 and 1 wait for each other"):
+        run(waits_for_each_other, 2, timeout_s=0.3)
+
+
+def ask_and_answer(world):
+    while True:
+        time.sleep(0.01 * world.rank)
+        comm.all_reduce(ONES, world)
+
+
+def test_ranks_that_only_communicate_have_no_more_time():
+    began = time.monotonic()
+    with pytest.raises(RunTimeout):
+        run(ask_and_answer, 2, timeout_s=0.5)
+    assert time.monotonic() - began < 0.5 + SOON_S
 
 
 # ---- what cannot be sent --------------------------------------------------------------------------------------------

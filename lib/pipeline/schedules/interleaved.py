@@ -11,11 +11,7 @@ from lib.pipeline.schedules.action import Action, Op, Schedule, check_sizes
 from lib.pipeline.schedules.one_f_one_b import in_turns
 
 
-def interleaved(
-    num_ranks: int,
-    num_microbatches: int,
-    stages_per_rank: int,
-) -> Schedule:
+def interleaved(num_ranks: int, num_microbatches: int, stages_per_rank: int) -> Schedule:
     """Rank r has stages r, r + p, r + 2p …, and alternates as in 1F1B.
 
     Bubble: (p-1)(T_F+T_B)/v, where the times are of all stages of a rank.
