@@ -10,7 +10,8 @@ from tools.mutants import faults, table
 
 TESTS = Path(__file__).resolve().parents[1]
 LONG = """
-import time, pytest
+import conftest, time, pytest
+conftest.busy = lambda: 1.0
 def test_quick(): pass
 def test_long(): time.sleep(0.3)
 @pytest.mark.slow("it sleeps")
@@ -39,6 +40,8 @@ def test_a_test_that_takes_long_says_why(tmp_path):
     assert code == 1 and "2 failed, 2 passed, 1 error" in said, said
     assert "It passed, but its call took 0 s, and a test may take 0.2 s: make it shorter" in said
     assert "It passed, but its setup took" in said and "assert (not None and False)" in said
+    code, said = run_pytest(tmp_path, LONG.replace("1.0", "9.0"))
+    assert "1 failed, 4 passed" in said and "It passed" not in said, said  # the machine was busy
 
 
 def test_only_where_the_machine_must_be_quiet_is_a_long_test_a_failure(tmp_path):
@@ -48,9 +51,8 @@ def test_only_where_the_machine_must_be_quiet_is_a_long_test_a_failure(tmp_path)
 
 TIMED = """
 import conftest, pytest
-conftest.busy = lambda: 2.4
+conftest.busy, conftest.RERUN_S = lambda: 2.4, 0
 @pytest.mark.timed("it measures time")
-@pytest.mark.flaky(reruns=1)
 def test_late(): assert 3 < 2
 def test_wrong(): assert 5 < 4
 """
@@ -61,9 +63,9 @@ def test_a_time_that_a_busy_machine_misses_is_no_failure(tmp_path):
     code, said = run_pytest(tmp_path, TIMED, insists="")
     assert code == 1 and "1 failed, 1 skipped" in said and "assert 3 < 2" not in said and "assert 5 < 4" in said, said
     assert "not measured here: the machine was busy, a loop took 2.4 times its processor time" in said
-    assert "2 failed, 1 rerun" in run_pytest(tmp_path, TIMED, insists="1")[1]
+    assert "2 failed, 3 rerun" in run_pytest(tmp_path, TIMED, insists="1")[1]
     quiet = TIMED.replace("2.4", "1.0")
-    assert "2 failed, 1 rerun" in run_pytest(tmp_path, quiet, insists="")[1]
+    assert "2 failed, 3 rerun" in run_pytest(tmp_path, quiet, insists="")[1]
 
 
 def test_a_mark_that_needs_a_reason_has_one(tmp_path):

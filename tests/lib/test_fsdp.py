@@ -226,7 +226,6 @@ def step_s(world, prefetch):
 
 @pytest.mark.thorough("steps that are measured")
 @pytest.mark.timed("it measures the time of a step on an emulated link")
-@pytest.mark.flaky(reruns=2)
 def test_the_time_of_a_step_and_what_prefetch_hides():
     n = 4
     gather_s = cost.comm_s("all_gather", 4 * NUMBERS, n, **LINK)

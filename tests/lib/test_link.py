@@ -14,11 +14,9 @@ from lib.mesh import Group, Mesh, MeshShape
 from lib.runtime import transfer
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
-# Other programs may take this machine's cores at any moment, and that only makes a time longer.
 pytestmark = [
     pytest.mark.timed("it measures when a transfer on an emulated link is through"),
     pytest.mark.usefixtures("machine"),
-    pytest.mark.flaky(reruns=2),
 ]
 
 ALPHA_S, BANDWIDTH_BPS = 0.01, 1e6

@@ -31,7 +31,6 @@ UNIT_S = 0.07  # long enough that to wake eight ranks on two cores takes a small
 
 @pytest.mark.thorough("eight ranks that sleep", keep=1)
 @timed
-@pytest.mark.flaky(reruns=3)
 @pytest.mark.parametrize(
     "schedule",
     [naive(8, 2), gpipe(8, 8), one_f_one_b(8, 8), interleaved(8, 8, 2), zb_h1(8, 8), zb_h2(8, 8), zb_v(8, 8)],
@@ -46,7 +45,6 @@ def test_the_bubble_is_the_predicted_one(schedule):
 
 @pytest.mark.thorough("eight ranks that sleep", keep=1)
 @timed
-@pytest.mark.flaky(reruns=3)
 @pytest.mark.parametrize("schedule", [gpipe(4, 4), one_f_one_b(4, 8)], ids=lambda s: s.name)
 def test_late_messages_and_unequal_stages(schedule):
     costs = Costs([1, 1, 2, 1], 0.5, [1, 0.5, 0.5, 0.5], latency=0.5)
