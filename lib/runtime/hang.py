@@ -190,7 +190,7 @@ class Stillness:
         return 0.0
 
     def since_before(self, time_s: float) -> bool:
-        """Whether all ranks wait, and nothing has moved since before this time."""
+        """Whether all ranks wait, and nothing moved since before this time."""
         return self._written >= 0 and self._since_s < time_s
 
     def _processor_s(self) -> float:
