@@ -82,10 +82,10 @@ STATIONS = {  # by the chapter after which the run is like this
     ),
     6: Station("tp", "tensor parallel in a node, ZeRO-1 over 8 nodes", _TP8),
     7: Station("tp and sp", "tensor and sequence parallel in a node", _TP8._replace(sequence_parallel=True)),
-    8: Station("GPipe", "4 stages of 4 GPUs, GPipe", _PIPELINE, keeps_all=True),
-    9: Station("1F1B", "4 stages of 4 GPUs, 1F1B", _PIPELINE),
-    11: Station("interleaved", "4 × 4 GPUs, interleaved 1F1B", _PIPELINE._replace(stages_per_rank=5)),
-    12: Station("ZB-V", "4 × 4 GPUs, ZB-V", _PIPELINE._replace(stages_per_rank=2, schedule="zb-v")),
+    8: Station("GPipe", "4 copies of 4 stages of 4 GPUs, GPipe", _PIPELINE, keeps_all=True),
+    9: Station("1F1B", "4 copies of 4 stages of 4 GPUs, 1F1B", _PIPELINE),
+    11: Station("interleaved", "4 × 4 × 4 GPUs, interleaved 1F1B", _PIPELINE._replace(stages_per_rank=5)),
+    12: Station("ZB-V", "4 × 4 × 4 GPUs, ZB-V", _PIPELINE._replace(stages_per_rank=2, schedule="zb-v")),
 }
 MOST_S, MOST_SENT_BYTES = 90.0, 9e12  # at the end of an axis
 INKS = {"computes": "forward", "waits": "comm", "idles": "idle"}
