@@ -20,6 +20,7 @@ from lib.train import planned
 from lib.training.config import TrainConfig
 
 WARMUP = 1  # steps whose times are left out
+WIDTH = 78  # of a line, on a page of the book
 SAME = 1e-3  # distances below this are rounding, in float32
 
 
@@ -66,7 +67,8 @@ class RunReport:
     links_s: dict[str, tuple[float, float]]
 
     def __str__(self) -> str:
-        return wrapped([f"run: {self.run}", self._steps(), *self._compared(), *self._sent(), *self._times()])
+        lines = [f"run: {self.run}", self._steps(), *self._compared(), *self._sent(), *self._times()]
+        return wrapped(lines, WIDTH)
 
     def _steps(self) -> str:
         rows = [["step", "loss", "one process", "norm that clips", "one process"]]
@@ -77,7 +79,7 @@ class RunReport:
 
     def _compared(self) -> list[str]:
         held = f"norm of the gradients that the ranks hold in step 1: {self.held_norm:.4f}"
-        rows = [["step 1 against one process", "weights off", "gradient off", "size of it", "size of update"]]
+        rows = [["step 1 against one process", "weights off", "gradient off", "its size", "update size"]]
         for name, of in (self.by_kind | self.by_rank).items():
             rows.append([name, _off(of["weights"]), _off(of["gradient"]), f"{of['size']:.2f}", f"{of['update']:.2f}"])
         copies = [

@@ -123,9 +123,9 @@ def others_text(found: list[Planned], mine: Planned | None, nothing: str = "") -
     return wrapped(lines)
 
 
-def wrapped(lines: Iterable[str]) -> str:
-    """Lines of text in lines of at most `WIDTH`; a table stays as it is."""
-    how = {"width": WIDTH, "subsequent_indent": "  ", "break_on_hyphens": False}
+def wrapped(lines: Iterable[str], width: int = WIDTH) -> str:
+    """Lines of text in lines of at most `width`; a table stays as it is."""
+    how = {"width": width, "subsequent_indent": "  ", "break_on_hyphens": False}
     return "\n".join(line if "\n" in line else textwrap.fill(line, **how) for line in lines)
 
 
