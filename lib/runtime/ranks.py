@@ -91,7 +91,7 @@ class Ranks:
 
     def join(self, timeout_s: float) -> None:
         """Wait until all are done, or raise the error; in both cases show the output. The limit is for the function."""
-        starting, deadline = True, time.monotonic() + START_S + timeout_s
+        begun, deadline = False, time.monotonic() + START_S + timeout_s
         stillness = Stillness((process.pid for process in self.processes), self._may_send)
         try:
             while len(self.done) < self.size:
@@ -101,8 +101,8 @@ class Ranks:
                     self._hear(rank)
                 self._watch_headroom()
                 heads = self.table.heads()
-                if starting and all(state != STARTING for state, _ in heads):
-                    starting, deadline = False, time.monotonic() + timeout_s
+                if not begun and all(state != STARTING for state, _ in heads):
+                    begun, deadline = True, time.monotonic() + timeout_s
                 if still_s := stillness.look(heads):
                     raise self._hang(still_s)
                 if time.monotonic() > deadline and not stillness.since_before(deadline):  # a hang says more

@@ -615,15 +615,11 @@ def test_a_start_that_does_not_end(monkeypatch):
         run(lambda world, slow: None, 2, Slow(), timeout_s=0.5)
 
 
-def waits_for_each_other(world):
-    comm.recv(ONES.clone(), world, 1 - world.rank).wait()
-
-
 def test_a_hang_that_began_in_time_is_told_as_a_hang(monkeypatch):
     """A limit that passes while ranks are still says nothing; the cycle of waits says all."""
     monkeypatch.setattr(hang, "STILL_S", 0.6)
     with pytest.raises(HangError, match="deadlock: ranks 0 and 1 wait for each other"):
-        run(waits_for_each_other, 2, timeout_s=0.3)
+        run(all_send_first, 2, timeout_s=0.3)
 
 
 def ask_and_answer(world):
