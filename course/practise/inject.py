@@ -19,7 +19,8 @@ from torch import Tensor
 from course.practise.causes import CAUSES, kind_of_parameter
 from lib import comm, data, parallel
 from lib.data_parallel import gradient_sums
-from lib.data_parallel.flat import Bucket, Flat
+from lib.data_parallel.bucket import Bucket
+from lib.data_parallel.flat import Flat
 from lib.data_parallel.optimizer import ShardedOptimizer
 from lib.facts import Fact
 from lib.mesh import Group

@@ -26,9 +26,13 @@ from torch.autograd.graph import register_multi_grad_hook
 
 from lib import comm
 from lib.cost.sizes import BUCKET_BYTES, bucket_shares
-from lib.data_parallel.flat import ONE, Bucket
+from lib.data_parallel.bucket import Bucket
 from lib.data_parallel.gradient_sums import GradientSums, State, with_gradient
+from lib.data_parallel.placeholders import accumulates
 from lib.facts import Fact
+from lib.mesh import Group
+
+ONE = torch.ones([], dtype=torch.float64)  # a tensor: torch would convert a number at each use
 
 
 def fill_buckets(params: list[nn.Parameter], bucket_bytes: int) -> list[list[nn.Parameter]]:
@@ -157,16 +161,37 @@ class Gradients(GradientSums):
 
     @torch.no_grad()
     def finish(self) -> None:
+        self.forget_cleared()
         if not (self.arrived and any(bucket.has_sum() for bucket in self.buckets)):
             self._end_lines(Progress.IDLE, Progress.SENDING)
             self.state = State.SUMMED
+            self.forget_cleared()  # those that were in flight
+
+    @torch.no_grad()
+    def forget_cleared(self) -> None:
+        cleared = [(line, gone) for line in self._lines if (gone := line.cleared())]
+        if not cleared:
+            return
+        in_flight = any(line.begun for line, _ in cleared)
+        nothing_left = all(bucket.cleared() >= bucket.held() for bucket in self.buckets)
+        if in_flight and nothing_left:
+            self.give_up()
+        elif not in_flight:  # or finish() forgets them
+            for line, gone in cleared:
+                line.drop(gone)
+            if nothing_left and self.state is State.SUMMED:
+                self.state = State.IDLE
 
     def give_up(self) -> None:
         # Other ranks may wait for sums of parameters that this rank did not reach or does not use.
         self._end_lines(Progress.SENDING)
         for bucket in self.buckets:
-            bucket.drop()
+            bucket.drop(bucket.held())
         super().give_up()
+
+    def clip(self, world: Group, max_norm: float) -> Tensor:
+        self.forget_cleared()
+        return super().clip(world, max_norm)
 
     def _end_lines(self, *unsent: Progress) -> None:
         for line in self._lines:
@@ -193,6 +218,7 @@ class _Line:
         self.started: set[int] = set()  # ... and ended
         for bucket in buckets:
             for i, p in enumerate(bucket.params):
+                p.register_hook(partial(self._gradient_comes, bucket, i))
                 p.register_post_accumulate_grad_hook(partial(self._gradient_is_there, bucket, i))
 
     @property
@@ -210,12 +236,23 @@ class _Line:
         """Whether it has gradients to send."""
         return self.next > 0 or any(len(bucket.missing) < len(bucket.params) for bucket in self.buckets)
 
-    def _gradient_is_there(self, bucket: Bucket, i: int, p: nn.Parameter) -> None:
-        if i not in bucket.missing:
+    @torch.no_grad()
+    def _gradient_comes(self, bucket: Bucket, i: int, gradient: Tensor) -> None:
+        """Autograd has a gradient of parameter i, and is about to add it to p.grad."""
+        self.owner.backward_begins()
+        is_taken, p = i not in bucket.missing, bucket.params[i]
+        if not (is_taken or bucket.holds_sum(i)) or not accumulates(p):
+            return
+        if is_taken:
             raise RuntimeError(
                 "a parameter got a second gradient while its first may be in flight: between two finish() only the "
                 "last backward may run outside no_sync()"
             )
+        if not self.syncs:
+            self.wait()
+        bucket.reopen(i, self.scale, is_kept=not self.syncs)
+
+    def _gradient_is_there(self, bucket: Bucket, i: int, p: nn.Parameter) -> None:
         self.owner.gradient_came(p)
         if not self.syncs:
             self.progress = Progress.IDLE
@@ -230,12 +267,12 @@ class _Line:
         """Take the gradients that backward did not bring."""
         self.progress = Progress.SENDING
         for i in bucket.missing:
-            p = bucket.params[i]
-            if p.grad is None:
-                p.grad = torch.zeros_like(p)  # unused on this rank, perhaps used on others
-            bucket.take(i, self.scale)
-            if not p.requires_grad:
-                p.grad = None  # frozen since
+            if bucket.holds_sum(i):  # of a finish() before this one
+                bucket.reopen(i, self.scale, is_kept=False)
+            if bucket.params[i].grad is None:
+                bucket.take_nothing(i)
+            else:
+                bucket.take(i, self.scale)
         bucket.missing.clear()
 
     def send_full_buckets(self) -> None:
@@ -268,10 +305,24 @@ class _Line:
         self._reopen(Progress.STARTED if self.owner.each else self.progress)
         return self.pending
 
-    def end(self) -> None:
-        """Wait for the sums, and forget the step."""
+    def cleared(self) -> dict[Bucket, set[int]]:
+        """The gradients in its buckets that the user cleared, by bucket."""
+        return {bucket: gone for bucket in self.buckets if (gone := bucket.cleared())}
+
+    def drop(self, gone: dict[Bucket, set[int]]) -> None:
+        """Drop gradients, and sums of them."""
+        self.wait()
+        for bucket, some in gone.items():
+            bucket.drop(some)
+
+    def wait(self) -> None:
+        """Wait for the sums in flight."""
         for pending in self.pending:
             pending.wait()
+
+    def end(self) -> None:
+        """Wait for the sums, and forget the step."""
+        self.wait()
         self.pending = []
         self._empty()
         self._reopen(Progress.IDLE)  # of two stages that share a weight, one may be ahead when the step ends

@@ -59,12 +59,24 @@ class DataParallel(nn.Module):
         self.gradients.syncs = value
 
     def forward(self, *args, **kwargs):
-        if not torch.is_grad_enabled():
-            return self.module(*args, **kwargs)
-        self.gradients.before_forward()
+        if torch.is_grad_enabled():
+            self.gradients.before_forward()
+        versions = [p._version for p in self.module.parameters()]
         output = self.module(*args, **kwargs)
-        self.gradients.after_forward(output)
+        self._check_unwritten(versions)
+        if torch.is_grad_enabled():
+            self.gradients.after_forward(output)
         return output
+
+    def _check_unwritten(self, versions: list[int]) -> None:
+        """Raise RuntimeError if forward wrote into a parameter: each rank would write what its own rows need."""
+        for (name, p), version in zip(self.module.named_parameters(), versions, strict=True):
+            if p._version != version:
+                raise RuntimeError(
+                    f"the forward of this module writes into its parameter {name}, as nn.Embedding(max_norm=...) does: "
+                    "each rank would write other values, and FSDP would lose them. Write it after step(), equally on "
+                    "all ranks, or compute with a changed copy of it"
+                )
 
     def no_sync(self) -> AbstractContextManager[None]:
         """Backward inside only adds to p.grad: for all microbatches of a step but the last."""

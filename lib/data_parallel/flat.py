@@ -1,7 +1,6 @@
-"""Tensors side by side in one flat tensor: gradients (`Bucket`), or parameters that n ranks shard (`Flat`).
+"""Parameters side by side in one flat tensor, which n ranks shard.
 
-A bucket is one message for many gradients. For a shard, the problem is that full parameters cannot be distributed
-evenly over n ranks: one gets the embedding, another a bias.
+The problem: full parameters cannot be distributed evenly over n ranks: one gets the embedding, another a bias.
 The idea: ignore their boundaries. Put them side by side in one flat tensor, add zeros until n divides its length, and
 cut it into n equal shards:
 
@@ -23,74 +22,11 @@ from torch.autograd.graph import increment_version
 from torch.optim import Optimizer
 
 from lib import comm
-from lib.data_parallel.gradient_sums import any_gradient, squares_of
+from lib.data_parallel.placeholders import CONVERTED, GRADIENT_OF_A_SHARD, Placeholders
 from lib.facts import Fact
 from lib.mesh import Group
 
-ONE = torch.ones([], dtype=torch.float64)  # a tensor: torch would convert a number at each use
-CONVERTED = (
-    "{} converted or replaced after the model was wrapped (.to(), .double(), p.data = ...), so no step would reach it: "
-    "convert the model first, then wrap it"
-)
 MakeOptimizer = Callable[[list[tuple[str, nn.Parameter]]], Optimizer]
-
-
-class Bucket:
-    """Gradients side by side in `flat`, for an all-reduce; each p.grad becomes a view into it.
-
-    `Gradients` calls the methods up to `squares`, `ShardedOptimizer` the others; here each rank steps all parameters.
-    """
-
-    def __init__(self, facts: Sequence[Fact]) -> None:
-        self.params = [fact.parameter for fact in facts]
-        self.pieces = {fact.name: fact.parameter for fact in facts}  # the optimizer steps these
-        sizes = [p.numel() for p in self.params]
-        self.flat = self.params[0].new_zeros(sum(sizes))
-        self.views = [x.view_as(p) for p, x in zip(self.params, self.flat.split(sizes), strict=True)]
-        self.missing = set(range(len(self.params)))  # no gradient yet
-
-    def check_in_place(self) -> None:
-        """Nothing to check here: parameters keep their own memory."""
-
-    def take(self, i: int, scale: Tensor) -> None:
-        """Copy gradient i to its place in the bucket, multiplied by `scale`."""
-        torch.mul(self.params[i].grad, scale, out=self.views[i])
-        self.params[i].grad = self.views[i]
-
-    def keep(self, i: int) -> None:
-        """Keep gradient i, to which later microbatches add."""
-        if self.params[i].grad is not self.views[i]:
-            self.take(i, ONE)
-
-    def send(self, group: Group) -> comm.Pending:
-        """Start the sum."""
-        return comm.all_reduce_start(self.flat, group, "sum", out=self.flat)
-
-    def has_sum(self) -> bool:
-        """Whether the sum has arrived, and no optimizer has cleared it since."""
-        return any_gradient(self.params)
-
-    def drop(self) -> None:
-        """Drop the gradients of a step that was given up."""
-
-    def squares(self, facts: dict[int, Fact]) -> Iterator[tuple[Tensor, Tensor]]:
-        """Each gradient here, and this rank's share of its square."""
-        return squares_of(self.params, facts)
-
-    def named_pieces(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Names and tensors for the optimizer."""
-        yield from self.pieces.items()
-
-    def gradients_to_pieces(self) -> None:
-        """Give each tensor its gradient, before the step."""
-
-    def after_step(self) -> None:
-        """Note that the step used the gradients."""
-        for p in self.params:
-            p.grad = None
-
-    def publish(self) -> comm.Pending | None:
-        """Send new parameters to all ranks; nothing to send here."""
 
 
 class Flat:
@@ -110,7 +46,9 @@ class Flat:
         whole: [S], parameters side by side; `whole.grad` their gradients, while they are allocated.
         shard: [S/n], this rank's shard in `dtype`; `shard.grad` its gradient, summed over the ranks.
         master: [S/n], the shard in the parameters' original dtype; the same tensor as `shard` if that is `dtype`.
-        pieces: name → the part of that parameter in `master`, flat, for the optimizer.
+        stepped: name → the part of that parameter in `master`, flat, for the optimizer; perhaps empty, so that groups
+            are the same on all ranks. It has the attributes that the user set on the parameter.
+        pieces: those of them that are not empty.
         where: name → (slice of the flattened parameter, slice of the shard) of that piece.
         padding: elements at the end that belong to no parameter; always 0.
 
@@ -148,8 +86,14 @@ class Flat:
         self.has_master = shard.dtype != first.dtype
         self.master = torch.zeros(size, dtype=first.dtype, device=shard.device) if self.has_master else shard
         self.where = self._overlaps()
-        self.pieces = {k: nn.Parameter(self.master[at], first.requires_grad) for k, (_, at) in self.where.items()}
+        self.stepped = {name: self._piece(name, p) for name, p in named.items()}
+        self.pieces = {name: self.stepped[name] for name in self.where}
         self._grad_views: list[Tensor] = []
+        self.away = Placeholders(self.params, self.names, self.shard, GRADIENT_OF_A_SHARD)
+        # An optimizer clears gradients that are still in p.grad through these.
+        memory = self.master.new_empty(1)
+        self._of_pieces = Placeholders([*self.stepped.values()], self.names, memory, GRADIENT_OF_A_SHARD)
+        memory.untyped_storage().resize_(0)  # autograd never adds to them
 
     @classmethod
     @torch.no_grad()
@@ -161,6 +105,11 @@ class Flat:
             flat.load(name, p)
             p.data = view.copy_(p)
         return flat
+
+    def _piece(self, name: str, p: nn.Parameter) -> nn.Parameter:
+        """The part of a parameter that this rank steps."""
+        _, here = self.where.get(name, (None, slice(0)))
+        return like_piece(p, self.master[here])
 
     def check_in_place(self) -> None:
         """Raise RuntimeError if a parameter was replaced and is no longer a view of this flat."""
@@ -197,20 +146,59 @@ class Flat:
 
     # ---- gradients --------------------------------------------------------------------------------------------------
 
+    def holds_sum(self, i: int) -> bool:
+        """Whether gradient i was summed, or is on its way, and was neither used nor cleared."""
+        return i in self.away.placed
+
+    def reopen(self, i: int, scale: Tensor, is_kept: bool) -> None:
+        """Prepare for further gradients of a parameter; they will be multiplied by `scale` and summed.
+
+        The sum can wait in `shard.grad` if further gradients are sent at once. If not, this rank's piece of it returns
+        to p.grad: so whatever clears p.grad clears all of it.
+
+        Args:
+            is_kept: the next gradient stays in p.grad.
+        """
+        self.away.remove(i)
+        if not (is_kept or self.gradients_stay):
+            return
+        p, name = self.params[i], self.names[i]
+        p.grad = self.shard.new_zeros(p.shape)
+        if name in self.where:
+            there, here = self.where[name]
+            p.grad.view(-1)[there] = self.shard.grad[here] / scale.to(p.grad.dtype)
+            self.shard.grad[here] = 0
+
     def take(self, i: int, scale: Tensor) -> None:
         """Copy gradient i to its place, multiplied by `scale`."""
+        torch.mul(self.params[i].grad, scale, out=self._place_of(i))
+        self._leaves(i)
+
+    def take_nothing(self, i: int) -> None:
+        """Count gradient i as zero: the parameter is not used on this rank, and perhaps on others."""
+        self._place_of(i).zero_()
+        if self.params[i].requires_grad:  # not frozen since
+            self._leaves(i)
+
+    def keep(self, i: int) -> None:
+        """Keep gradient i, to which later microbatches add."""
+        p = self.params[i]
+        if self.gradients_stay and p.grad is not self._place_of(i):
+            p.grad = self._place_of(i).copy_(p.grad)
+        self._of_pieces.place(i)
+
+    def _leaves(self, i: int) -> None:
+        """Gradient i is no longer in p.grad."""
+        self.away.place(i)
+        self._of_pieces.place(i)
+
+    def _place_of(self, i: int) -> Tensor:
+        """The place of gradient i in `whole.grad`, which is allocated if needed."""
         if self.whole.grad is None:
             self.whole.grad = torch.empty_like(self.whole)
             self.whole.grad[len(self.whole) - self.padding :] = 0
             self._grad_views = self.cut(self.whole.grad)
-        p, view = self.params[i], self._grad_views[i]
-        torch.mul(p.grad, scale, out=view)
-        p.grad = view if self.gradients_stay else None
-
-    def keep(self, i: int) -> None:
-        """Keep gradient i, to which later microbatches add."""
-        if self.gradients_stay and (not self._grad_views or self.params[i].grad is not self._grad_views[i]):
-            self.take(i, ONE)
+        return self._grad_views[i]
 
     def send(self, group: Group) -> comm.Pending:
         """Start the reduce-scatter of the gradients; if they stay, its result is a slice of them."""
@@ -220,8 +208,6 @@ class Flat:
         def arrive() -> None:
             part, so_far = reduced.wait(), self.shard.grad
             self.shard.grad = part if stay or so_far is None else so_far.add_(part)
-            for p in self.params if stay else ():
-                p.grad = None  # not summed
 
         return comm.Pending(arrive, reduced.record)
 
@@ -234,11 +220,28 @@ class Flat:
         """Whether the sum has arrived, and no step used it since."""
         return True
 
-    def drop(self) -> None:
-        """Drop the gradients of a step that was given up."""
-        self.shard.grad = None
-        if not self.gradients_stay:
-            self.release_gradients()
+    def held(self) -> set[int]:
+        """Gradients of which the user sees a placeholder, in p.grad or in the optimizer."""
+        return self.away.placed | self._of_pieces.placed
+
+    def cleared(self) -> set[int]:
+        """Those that the user cleared, in p.grad or through the optimizer."""
+        return self.away.cleared() | self._of_pieces.cleared()
+
+    def drop(self, some: set[int]) -> None:
+        """Drop some gradients."""
+        for i in list(some):
+            if i not in self.away.placed:
+                self.params[i].grad = None  # it was still here
+            self.away.remove(i)
+            self._of_pieces.remove(i)
+            if self.shard.grad is not None and self.names[i] in self.where:
+                _, here = self.where[self.names[i]]
+                self.shard.grad[here] = 0  # also a NaN
+        if not self.held():
+            self.shard.grad = None
+            if not self.gradients_stay:
+                self.release_gradients()
 
     def squares(self, facts: dict[int, Fact]) -> Iterator[tuple[Tensor, Tensor]]:
         own, owners, gradient = [facts[id(p)] for p in self.params], self.group.size, self.shard.grad
@@ -254,18 +257,19 @@ class Flat:
 
     # ---- the optimizer's step ---------------------------------------------------------------------------------------
 
-    def named_pieces(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Name and piece of each parameter, perhaps empty: so parameter groups are the same on all ranks."""
-        for name in self.names:
-            yield name, self.pieces[name] if name in self.pieces else nn.Parameter(self.master[:0])
-
     def gradients_to_pieces(self) -> None:
         """Give each piece its gradient, in the precision of the optimizer, before the step."""
         self.settle()
+        self.hide_pieces()
         gradient = self.shard.grad.to(self.master.dtype)
-        trained = {name for name, p in zip(self.names, self.params, strict=True) if p.requires_grad}
-        for name, (_, here) in self.where.items():  # a parameter that was frozen since keeps its value
-            self.pieces[name].grad = gradient[here] if name in trained else None
+        for i, name in enumerate(self.names):
+            if i in self.away.placed and name in self.where:  # a parameter that was frozen since keeps its value
+                _, here = self.where[name]
+                self.pieces[name].grad = gradient[here]
+
+    def hide_pieces(self) -> None:
+        """Take the placeholders away: the optimizer skips pieces without a gradient."""
+        self._of_pieces.remove_all()
 
     @torch.no_grad()
     def settle(self) -> None:
@@ -279,6 +283,7 @@ class Flat:
 
     def after_step(self) -> None:
         """Free the used gradients, and copy the master weights to the shard."""
+        self.away.remove_all()
         for p in (*self.params, *self.pieces.values(), self.shard):
             p.grad = None
         self.copy_master()
@@ -294,6 +299,13 @@ class Flat:
     def publish(self) -> comm.Pending:
         """Start to all-gather the shards into `whole`, which is allocated."""
         return comm.all_gather_start(self.shard, self.group, out=self.whole)
+
+
+def like_piece(p: nn.Parameter, values: Tensor) -> nn.Parameter:
+    """A new parameter with the attributes that a user set on p, such as `p._no_weight_decay`."""
+    piece = nn.Parameter(values, p.requires_grad)
+    vars(piece).update(vars(p))
+    return piece
 
 
 def cast_frozen(module: nn.Module, trained: Set[torch.dtype], dtype: torch.dtype | None) -> None:

@@ -30,7 +30,8 @@ from lib import comm
 from lib.data_parallel.bucketed_gradients import Gradients
 from lib.data_parallel.ddp import broadcast_weights, replicas
 from lib.data_parallel.flat import Flat, MakeOptimizer, cast_frozen
-from lib.data_parallel.units import ELSEWHERE, Unit, UnitSchedule, stand_in
+from lib.data_parallel.placeholders import SHARDED
+from lib.data_parallel.units import Unit, UnitSchedule, stand_in
 from lib.data_parallel.zero import Sharded, check_can_be_sharded
 from lib.launch import device
 from lib.mesh import Group, second_lane
@@ -49,7 +50,7 @@ class FSDP(Sharded):
     computes, it also holds three unsharded units (the root, the current unit and the next) and the gradients of one. A
     backward that runs while another forward still waits for its own holds all units.
 
-    Outside its forward and backward a parameter reads NaN, because only its shard is stored.
+    Outside its forward and backward a parameter cannot be read or written, because only its shard is stored.
 
     All ranks must run forward and backward equally often, because gathers are collective calls. A parameter that this
     rank's loss does not use counts as zero; a loss that uses none still needs a gradient (`loss + 0 * inputs.sum()`).
@@ -97,10 +98,10 @@ class FSDP(Sharded):
         self.units, self._schedule = made, UnitSchedule(made, reshard_after_forward, prefetch, gradients)
 
     def state_dict(self, *args, **kwargs) -> NoReturn:
-        raise RuntimeError(ELSEWHERE.format("saved"))
+        raise RuntimeError(SHARDED.format("state_dict"))
 
     def load_state_dict(self, *args, **kwargs) -> NoReturn:
-        raise RuntimeError(ELSEWHERE.format("loaded"))
+        raise RuntimeError(SHARDED.format("load_state_dict"))
 
     def forward(self, *args, **kwargs):
         self._schedule.end_backward()  # first the gathers of the last backward, then its sums

@@ -71,6 +71,7 @@ class GradientSums:
         """Backward inside only adds to p.grad: for all microbatches of a step but the last."""
         if not self._backward_ended:
             self.give_up()
+        self.forget_cleared()
         before, self.syncs, self.state = self.syncs, False, State.ADDED
         try:
             yield
@@ -85,6 +86,7 @@ class GradientSums:
         """
         if not self._backward_ended:
             self.give_up()
+        self.forget_cleared()
         if self.begun:
             raise RuntimeError(
                 "a backward was not followed by finish(): p.grad still holds this rank's own gradients. "
@@ -95,6 +97,9 @@ class GradientSums:
 
     def after_forward(self, output: object) -> None:
         """Note the output of a forward with gradients."""
+
+    def forget_cleared(self) -> None:
+        """Drop the gradients that the user cleared where p.grad is not the gradient itself; all ranks must call it."""
 
     def give_up(self) -> None:
         """Drop the gradients and sums of this step; all ranks must call it."""
@@ -120,6 +125,7 @@ class GradientSums:
 
     def use(self) -> None:
         """Note that a step uses the sums, once; RuntimeError if there are none."""
+        self.forget_cleared()
         self.check_summed("step()")
         self.state = State.IDLE
 
@@ -150,6 +156,11 @@ class GradientSums:
     def _held(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Each gradient on this rank, and its share of the squared norm."""
         return squares_of(self.trained, self.facts)
+
+    def backward_begins(self) -> None:
+        """Note that autograd has a gradient: the first of a backward must not be added to one that was cleared."""
+        if self._backward_ended:
+            self.forget_cleared()
 
     def gradient_came(self, p: nn.Parameter) -> None:
         """Make the gradient of a hook dense, and register a callback for the end of this backward."""

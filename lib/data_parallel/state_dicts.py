@@ -16,6 +16,8 @@ from torch import Tensor, nn
 from torch.autograd.graph import increment_version
 from torch.optim import Optimizer
 
+from lib.data_parallel.placeholders import with_values
+
 
 class StateDicts:
     """Saves and loads a wrapper with `module`, `group`, `flats` and `optimizer`, which can `settle` and `publish`."""
@@ -30,14 +32,8 @@ class StateDicts:
             whole |= {id(p): x.clone() for p, x in collected if self.group.rank == 0}
         if self.group.rank > 0:
             return {}
-        params = [(p, p.data) for p in self._sharded().values()]
-        try:
-            for p, _ in params:  # hooks of the module must see full values
-                p.data = whole[id(p)]
+        with with_values(self._sharded().values(), whole):  # hooks of the module must see full values
             state = self.module.state_dict(keep_vars=True)  # a tied parameter has an entry for each of its names
-        finally:
-            for p, values in params:
-                p.data = values
         for key, x in state.items():  # in place: torch keeps versions in an attribute
             state[key] = whole[id(x)] if id(x) in whole else _copied(x)
         return state
@@ -60,7 +56,9 @@ class StateDicts:
     def sharded_state_dict(self) -> dict[str, Any]:
         """This rank's shards, optimizer state, and everything that is not sharded; no communication."""
         self.settle()
-        sharded, state = self._sharded(), self.module.state_dict(keep_vars=True)
+        sharded = self._sharded()
+        with with_values(sharded.values(), {}):  # for hooks of the module
+            state = self.module.state_dict(keep_vars=True)
         for key, x in list(state.items()):
             if id(x) in sharded:
                 del state[key]

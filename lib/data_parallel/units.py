@@ -28,11 +28,7 @@ from lib import comm
 from lib.data_parallel.bucketed_gradients import Gradients
 from lib.data_parallel.flat import Flat
 from lib.data_parallel.gradient_sums import with_gradient
-
-ELSEWHERE = (
-    "no rank holds the full parameters of this model, so they cannot be {} here: full_state_dict() gathers them, and "
-    "load_full_state_dict() shards them"
-)
+from lib.data_parallel.placeholders import SHARDED, ShardedParameter
 
 
 class Unit:
@@ -47,6 +43,7 @@ class Unit:
         self.module, self.flats = module, flats
         self._nans = [nan_of(flat.whole.dtype, flat.whole.device) for flat in flats]
         self._named = [named for flat in flats for named in zip(flat.names, flat.params, strict=True)]
+        self._classes = [type(p) for _, p in self._named]
         self._versions = [p._version for _, p in self._named]
         self.trained = [p for _, p in self._named if p.requires_grad]
         self.has_frozen = len(self.trained) < len(self._named)
@@ -72,6 +69,8 @@ class Unit:
         self._arrive()
         if not self.is_whole:
             self.is_whole = True
+            for (_, p), its in zip(self._named, self._classes, strict=True):
+                p.__class__ = its
             for flat in self.flats:
                 for p, view in zip(flat.params, flat.views, strict=True):
                     p.data = view
@@ -85,7 +84,9 @@ class Unit:
         self.is_whole = False
         for flat, nan in zip(self.flats, self._nans, strict=True):
             for p in flat.params:
+                p.__class__ = nn.Parameter
                 p.data = nan.expand(p.shape)
+                p.__class__ = ShardedParameter
             flat.whole.untyped_storage().resize_(0)
         self._versions = [p._version for _, p in self._named]
 
@@ -168,7 +169,7 @@ class UnitSchedule:
         root.module.register_forward_hook(lambda *_: _autograd._pop_saved_tensors_default_hooks(), always_call=True)
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError(ELSEWHERE.format("copied or pickled"))
+        raise TypeError(SHARDED.format("copy, pickle"))
 
     @property
     def _backward(self) -> bool:

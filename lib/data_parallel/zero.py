@@ -27,9 +27,11 @@ from torch import Tensor, nn
 
 from lib.cost.sizes import BUCKET_BYTES
 from lib.data_parallel.bucketed_gradients import Gradients
+from lib.data_parallel.check_optimizer import check_elementwise, check_groups
 from lib.data_parallel.ddp import DataParallel, broadcast_weights, replicas
-from lib.data_parallel.flat import CONVERTED, Flat, MakeOptimizer, cast_frozen
-from lib.data_parallel.optimizer import ShardedOptimizer, check_elementwise
+from lib.data_parallel.flat import Flat, MakeOptimizer, cast_frozen
+from lib.data_parallel.optimizer import ShardedOptimizer
+from lib.data_parallel.placeholders import CONVERTED
 from lib.data_parallel.state_dicts import StateDicts
 from lib.facts import Fact
 from lib.mesh import Group
@@ -67,9 +69,12 @@ def check_can_be_sharded(module: nn.Module, optimizer: MakeOptimizer, dtype: tor
     share memory, and for a layer that cannot compute with weights of `dtype`.
     """
     check_apart(module)
-    check_elementwise(optimizer, ((name, p) for name, p in module.named_parameters() if p.requires_grad))
+    trained = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
+    check_groups(optimizer, trained)
+    check_elementwise(optimizer, trained)
     if dtype is None:
         return
+    check_range(dtype)
     for name, p in module.named_parameters():
         if p.requires_grad and p.is_complex() and not dtype.is_complex:
             raise ValueError(f"{name} is {str(p.dtype)[6:]}, and {str(dtype)[6:]} has no imaginary part: omit dtype")
@@ -81,6 +86,15 @@ def check_can_be_sharded(module: nn.Module, optimizer: MakeOptimizer, dtype: tor
                 f"do not match {str(dtype)[6:]} weights: use a norm without averages (LayerNorm, GroupNorm), or omit "
                 "dtype"
             )
+
+
+def check_range(dtype: torch.dtype) -> None:
+    """Raise ValueError for a dtype in which small gradients are 0, because nothing here scales the loss."""
+    if torch.finfo(dtype).tiny > torch.finfo(torch.bfloat16).tiny:
+        raise ValueError(
+            f"dtype={str(dtype)[6:]} needs a GradScaler, which cannot see gradients that are sharded over ranks: use "
+            "torch.bfloat16, which has the range of float32 and needs none"
+        )
 
 
 class ZeRO1(Sharded):

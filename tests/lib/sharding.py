@@ -12,6 +12,7 @@ from lib import comm, data
 from lib.data_parallel.bucketed_gradients import Gradients
 from lib.data_parallel.ddp import BucketedDDP
 from lib.data_parallel.fsdp import FSDP
+from lib.data_parallel.placeholders import ShardedParameter
 from lib.data_parallel.zero import ZeRO1, ZeRO2
 from lib.mesh import Mesh, MeshShape
 from lib.model import GPT, GPTConfig, mean_loss
@@ -186,10 +187,9 @@ def gradients_apart(model, twin):
 def nothing_gathered(model):
     """Of FSDP: no rank holds a full parameter."""
     return all(
-        flat.whole.untyped_storage().nbytes() == 0 and torch.isnan(p).all()
+        flat.whole.untyped_storage().nbytes() == 0 and isinstance(p, ShardedParameter)
         for flat in model.flats
         for p in flat.params
-        if p.numel()
     )
 
 

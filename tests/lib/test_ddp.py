@@ -247,7 +247,7 @@ def test_unfrozen_or_added_later(wrap):
 
 def test_checkpointed_blocks_and_gradients_of_gradients():
     for reentrant in (False, True):
-        model, twin = alone(), alone().module
+        model, twin = alone(), copy.deepcopy(alone().module)
         checkpoint(model, X.clone().requires_grad_(), use_reentrant=reentrant).square().sum().backward()
         model.finish()
         twin(X).square().sum().backward()

@@ -81,6 +81,8 @@ def test_masters_are_exact_and_the_shard_is_their_rounding():
     assert (flat.master.dtype, flat.shard.dtype, flat.whole.dtype) == (torch.float32, torch.bfloat16, torch.bfloat16)
     assert torch.equal(flat.pieces["p0"], named["p0"])
     assert torch.equal(flat.shard, flat.master.bfloat16()) and not torch.equal(flat.shard.float(), flat.master)
+    named["p0"].data = flat.views[0]
+    flat.take_nothing(0)
     flat.shard.grad = torch.full((6,), 2.0**-12, dtype=torch.bfloat16)
     flat.gradients_to_pieces()
     assert flat.pieces["p0"].grad.dtype == torch.float32
@@ -104,7 +106,9 @@ def test_gradients_go_in_scaled_and_out_whole():
         flat.take(0, half)
         flat.take(1, half)
         assert flat.whole.grad.tolist() == [3] * 7 + [0, 0]
-        assert (first.grad is None) != stay and (second.grad is None) != stay
+        for p in (first, second):
+            text = said(lambda p=p: p.grad + 1)
+            assert "has no gradient to read or write here: it is in a bucket" in text and text.endswith("(add)")
         given = flat.release_gradients()
         assert given.tolist() == [3] * 7 + [0, 0] and flat.whole.grad is None
         first.grad = torch.ones(2, 2)
@@ -117,6 +121,8 @@ def test_a_piece_that_was_frozen_gets_no_gradient():
     named = some([(2,), (2,)])
     flat = Flat(named, group(0, 1))
     named["p1"].requires_grad_(False)
+    for i in (0, 1):
+        flat.take_nothing(i)
     flat.shard.grad = torch.ones(4)
     flat.gradients_to_pieces()
     assert flat.pieces["p0"].grad.tolist() == [1, 1] and flat.pieces["p1"].grad is None

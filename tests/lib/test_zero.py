@@ -292,7 +292,10 @@ def test_what_was_written_is_saved_and_what_was_not_keeps_its_precision(wrap):
 
 def test_a_parameter_of_fsdp_that_was_replaced_is_not_saved_as_it_was():
     model = FSDP(nn.Linear(3, 5), ALONE, adamw)
-    model.module.weight.data = torch.ones(5, 3)
+    text = said(lambda: setattr(model.module.weight, "data", torch.ones(5, 3)))
+    assert "cannot be read or written here (data): full_state_dict() gathers them" in text
+    with torch.no_grad():
+        model.module.weight.set_(torch.ones(5, 3))  # no Python sees this
     for save in (model.full_state_dict, model.sharded_state_dict, lambda: model(torch.ones(1, 3))):
         assert "weight was written outside the forward" in said(save)
 
