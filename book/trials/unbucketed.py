@@ -4,17 +4,29 @@ They have the interface of `lib.data_parallel`, and give the same weights.
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from lib import comm
+from lib.data_parallel.check_optimizer import check_owned
 from lib.data_parallel.ddp import DataParallel, broadcast_weights, replicas
-from lib.data_parallel.flat import MakeOptimizer
+from lib.data_parallel.flat import MakeOptimizer, like_piece
 from lib.data_parallel.gradient_sums import GradientSums, State, any_gradient
+from lib.data_parallel.placeholders import GRADIENT_OF_A_SHARD, Placeholders, accumulates
 from lib.facts import Fact
 from lib.mesh import Group
 from lib.placement import check_apart
+
+UNUSED = (
+    "a gradient would be added to the sum of the last finish(), which no step used: clear it with zero_grad(), or use "
+    "no_sync() for all microbatches but the last"
+)
+WRITTEN = (
+    "the gradient of {} was written between backward() and finish(), as clip_grad_norm_ does: it is this rank's own, "
+    "not the average; call finish() first"
+)
 
 
 class NaiveGradients(GradientSums):
@@ -26,12 +38,30 @@ class NaiveGradients(GradientSums):
     def __init__(self, facts: Iterable[Fact], op: str = "sum") -> None:
         super().__init__(facts, op)
         self.begun = False  # p.grad is this rank's own gradient, not yet summed
+        self._sums: dict[nn.Parameter, Tensor] = {}  # that finish() left in p.grad
+        self._versions: dict[nn.Parameter, int] = {}  # of p.grad, as backward left it
         for p in self.trained:
+            p.register_hook(partial(self._gradient_comes, p))
             p.register_post_accumulate_grad_hook(self._note)
+
+    def holds_sum(self, p: nn.Parameter) -> bool:
+        """Whether there is a sum of p that was neither used nor cleared."""
+        return p.grad is not None and p.grad is self._sums.get(p) and bool(p.grad.any())
+
+    def _gradient_comes(self, p: nn.Parameter, gradient: Tensor) -> None:
+        self.backward_begins()
+        if self.holds_sum(p) and accumulates(p):
+            raise RuntimeError(UNUSED)
 
     def _note(self, p: nn.Parameter) -> None:
         self.gradient_came(p)
         self.begun = self.begun or self.syncs
+        self._versions[p] = p.grad._version
+
+    def _is_written(self, p: nn.Parameter) -> bool:
+        """Whether somebody has written p.grad since backward; not if it was set to zero."""
+        version = self._versions.get(p)
+        return self.begun and p.grad is not None and p.grad._version != version and bool(p.grad.any())
 
     def give_up(self) -> None:
         super().give_up()
@@ -44,12 +74,18 @@ class NaiveGradients(GradientSums):
 
     def sum_with(self, total: Callable[[nn.Parameter], Tensor | None]) -> None:
         """Replace each p.grad by its sum over the ranks."""
+        if any(self.holds_sum(p) for p in self.trained):
+            raise RuntimeError(UNUSED)
+        for p in self.trained:
+            if self._is_written(p):
+                raise RuntimeError(WRITTEN.format(self.facts[id(p)].name))
         for p in self.trained:
             if p.requires_grad:  # not frozen since
                 if p.grad is None:
                     p.grad = torch.zeros_like(p)  # unused on this rank, perhaps used on others
                 with comm.label("gradient"):
                     p.grad = total(p)
+        self._sums = {p: p.grad for p in self.trained if p.grad is not None}
         self.begun, self.state = False, State.SUMMED
 
 
@@ -66,6 +102,71 @@ class NaiveDDP(DataParallel):
         super().__init__(module, group, gradients)
 
 
+class OwnedGradients(NaiveGradients):
+    """The same, each sum only on the rank that owns the parameter.
+
+    Args:
+        owners: rank of the owner of each parameter that is trained.
+
+    Attributes:
+        pieces: name → what the optimizer steps: this rank's parameters. Those of other ranks are empty, so that groups
+            are the same on all ranks, and none is empty.
+    """
+
+    def __init__(self, facts: Iterable[Fact], op: str, owners: Sequence[int], rank: int) -> None:
+        super().__init__(facts, op)
+        self.owners, self.pieces, others = owners, {}, []
+        for fact, owner in zip(self.facts.values(), owners, strict=True):
+            p = fact.parameter
+            self.pieces[fact.name] = p if owner == rank else like_piece(p, p.new_empty((0,) * p.dim()))
+            others += [fact.name] * (owner != rank)
+        self._other = [fact.parameter for fact in self.facts.values() if fact.name in others]
+        # Placeholders of other ranks' sums, and of gradients that this rank has for them.
+        self._away = Placeholders(self._other, others, GRADIENT_OF_A_SHARD)
+        self._of_pieces = Placeholders([self.pieces[name] for name in others], others, GRADIENT_OF_A_SHARD)
+
+    def holds_sum(self, p: nn.Parameter) -> bool:
+        if id(p) not in map(id, self._other):
+            return super().holds_sum(p)
+        return p.grad is not None and p.grad is self._sums.get(p)
+
+    def _note(self, p: nn.Parameter) -> None:
+        super()._note(p)
+        for i, other in enumerate(self._other):
+            if other is p:
+                self._of_pieces.place(i)
+
+    def forget_cleared(self) -> None:
+        gone = self._away.gone() | self._away.zeroed() | self._of_pieces.gone() | self._of_pieces.zeroed()
+        for i in gone:
+            self._away.remove(i)
+            self._of_pieces.remove(i)
+            self._other[i].grad = None
+
+    def give_up(self) -> None:
+        self._away.remove_all()
+        self._of_pieces.remove_all()
+        super().give_up()
+
+    @torch.no_grad()
+    def finish(self) -> None:
+        self.forget_cleared()
+        if self.arrived:
+            return
+        owner_of = {id(p): owner for p, owner in zip(self.trained, self.owners, strict=True)}
+        self.sum_with(lambda p: comm.reduce(p.grad, self.facts[id(p)].sum_over, owner_of[id(p)], self.op))
+        for i, p in enumerate(self._other):
+            if p.requires_grad:
+                self._away.place(i)
+                self._of_pieces.place(i)
+                self._sums[p] = p.grad
+
+    def use(self) -> None:
+        super().use()
+        self._away.remove_all()
+        self._of_pieces.remove_all()
+
+
 class NaiveZeRO1(DataParallel):
     """ZeRO-1 with full parameters: only the owner of a parameter keeps its optimizer state and steps it.
 
@@ -78,23 +179,15 @@ class NaiveZeRO1(DataParallel):
 
     def __init__(self, module: nn.Module, group: Group, optimizer: MakeOptimizer, op: str = "mean") -> None:
         check_apart(module)
-        gradients = NaiveGradients(replicas(module, group), op)
+        facts = replicas(module, group)
+        self.owners = share_out(
+            [fact.parameter.numel() for fact in facts if fact.parameter.requires_grad], group.size
+        )
+        gradients = OwnedGradients(facts, op, self.owners, group.rank)
         broadcast_weights(module, group)
         super().__init__(module, group, gradients, counts_over=group)
-        self.owners = share_out([p.numel() for p in self.trained], group.size)
-        pieces = []  # a different rank's are empty: so parameter groups are the same on all ranks, and none is empty
-        for fact, owner in zip(gradients.facts.values(), self.owners, strict=True):
-            p = fact.parameter
-            pieces.append((fact.name, p if owner == group.rank else nn.Parameter(p.new_empty((0,) * p.dim()))))
-        self.optimizer = optimizer(pieces)
-
-    @torch.no_grad()
-    def finish(self) -> None:
-        """Return when the owner of each parameter has its averaged gradient; p.grad is None on the others."""
-        sums, owner_of = self.gradients, dict(zip(self.trained, self.owners, strict=True))
-        sums.check_all_known(self.module)
-        if not sums.arrived:
-            sums.sum_with(lambda p: comm.reduce(p.grad, self.group, owner_of[p], sums.op))
+        self.optimizer = optimizer([*gradients.pieces.items()])
+        check_owned(self.optimizer, gradients.pieces.values())
 
     @torch.no_grad()
     def step(self) -> None:
@@ -102,7 +195,9 @@ class NaiveZeRO1(DataParallel):
 
         Raises:
             RuntimeError: there is no new gradient.
+            ValueError: the optimizer also holds other tensors.
         """
+        check_owned(self.optimizer, self.gradients.pieces.values())
         self.gradients.use()
         self.optimizer.step()
         for p, owner in zip(self.trained, self.owners, strict=True):

@@ -31,7 +31,7 @@ class Bucket:
         self.flat = self.params[0].new_zeros(sum(sizes))
         self.views = [x.view_as(p) for p, x in zip(self.params, self.flat.split(sizes), strict=True)]
         self.missing = set(range(len(self.params)))  # no gradient yet
-        self.away = Placeholders(self.params, self.stepped, self.flat, GRADIENT_IN_FLIGHT)  # until the sum arrives
+        self.away = Placeholders(self.params, self.stepped, GRADIENT_IN_FLIGHT)  # until the sum arrives
         self._sums: set[int] = set()  # gradients that are sums
 
     def check_in_place(self) -> None:
@@ -73,11 +73,11 @@ class Bucket:
 
         def arrive() -> None:
             reduced.wait()
-            arrived = self.away.placed - self.away.cleared()
+            self.zero(self.zeroed())
+            self._sums = self.held() - self.gone()
             self.away.remove_all()
-            for i in arrived:
+            for i in self._sums:
                 self.params[i].grad = self.views[i]
-            self._sums = arrived
 
         return comm.Pending(arrive, reduced.record)
 
@@ -89,14 +89,23 @@ class Bucket:
         """Gradients in the bucket: the user does not see them in p.grad."""
         return self.away.placed
 
-    def cleared(self) -> set[int]:
-        """Those that the user cleared."""
-        return self.away.cleared()
+    def gone(self) -> set[int]:
+        """Those that the user dropped: `p.grad = None`."""
+        return self.away.gone()
+
+    def zeroed(self) -> set[int]:
+        """Those that the user set to zero."""
+        return self.away.zeroed()
 
     def drop(self, some: set[int]) -> None:
         """Drop some gradients."""
         for i in list(some):
             self.away.remove(i)
+
+    def zero(self, some: set[int]) -> None:
+        """Set some sums to zero."""
+        for i in some:
+            self.views[i].zero_()
 
     def squares(self, facts: dict[int, Fact]) -> Iterator[tuple[Tensor, Tensor]]:
         """Each gradient here, and this rank's share of its square."""

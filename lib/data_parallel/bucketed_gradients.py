@@ -169,18 +169,15 @@ class Gradients(GradientSums):
 
     @torch.no_grad()
     def forget_cleared(self) -> None:
-        cleared = [(line, gone) for line in self._lines if (gone := line.cleared())]
-        if not cleared:
+        if not any(bucket.gone() or bucket.zeroed() for bucket in self.buckets):
             return
-        in_flight = any(line.begun for line, _ in cleared)
-        nothing_left = all(bucket.cleared() >= bucket.held() for bucket in self.buckets)
-        if in_flight and nothing_left:
-            self.give_up()
-        elif not in_flight:  # or finish() forgets them
-            for line, gone in cleared:
-                line.drop(gone)
-            if nothing_left and self.state is State.SUMMED:
+        if not self.begun:
+            for line in self._lines:
+                line.forget_cleared()
+            if self.state is State.SUMMED and not any(bucket.held() for bucket in self.buckets):
                 self.state = State.IDLE
+        elif all(bucket.held() == bucket.gone() | bucket.zeroed() for bucket in self.buckets):
+            self.give_up()  # otherwise finish() forgets them
 
     def give_up(self) -> None:
         # Other ranks may wait for sums of parameters that this rank did not reach or does not use.
@@ -305,15 +302,12 @@ class _Line:
         self._reopen(Progress.STARTED if self.owner.each else self.progress)
         return self.pending
 
-    def cleared(self) -> dict[Bucket, set[int]]:
-        """The gradients in its buckets that the user cleared, by bucket."""
-        return {bucket: gone for bucket in self.buckets if (gone := bucket.cleared())}
-
-    def drop(self, gone: dict[Bucket, set[int]]) -> None:
-        """Drop gradients, and sums of them."""
+    def forget_cleared(self) -> None:
+        """Drop, or set to zero, what the user cleared, and sums of it."""
         self.wait()
-        for bucket, some in gone.items():
-            bucket.drop(some)
+        for bucket in self.buckets:
+            bucket.zero(bucket.zeroed())
+            bucket.drop(bucket.gone())
 
     def wait(self) -> None:
         """Wait for the sums in flight."""

@@ -71,6 +71,7 @@ class Flat:
         size = -(-sum(self._sizes) // n)
         self.mine = slice(group.rank * size, (group.rank + 1) * size)
         self.padding = n * size - sum(self._sizes)
+        self._used = slice(0, min(size, max(0, sum(self._sizes) - self.mine.start)))  # of the shard, without padding
         self.gradients_stay, self.whole_stays = gradients_stay, whole_stays
         self.missing = set(range(len(self.params)))  # no gradient yet
 
@@ -89,10 +90,10 @@ class Flat:
         self.stepped = {name: self._piece(name, p) for name, p in named.items()}
         self.pieces = {name: self.stepped[name] for name in self.where}
         self._grad_views: list[Tensor] = []
-        self.away = Placeholders(self.params, self.names, self.shard, GRADIENT_OF_A_SHARD)
+        self.away = Placeholders(self.params, self.names, GRADIENT_OF_A_SHARD, self.shard)
         # An optimizer clears gradients that are still in p.grad through these.
         memory = self.master.new_empty(1)
-        self._of_pieces = Placeholders([*self.stepped.values()], self.names, memory, GRADIENT_OF_A_SHARD)
+        self._of_pieces = Placeholders([*self.stepped.values()], self.names, GRADIENT_OF_A_SHARD, memory)
         memory.untyped_storage().resize_(0)  # autograd never adds to them
 
     @classmethod
@@ -224,9 +225,28 @@ class Flat:
         """Gradients of which the user sees a placeholder, in p.grad or in the optimizer."""
         return self.away.placed | self._of_pieces.placed
 
-    def cleared(self) -> set[int]:
-        """Those that the user cleared, in p.grad or through the optimizer."""
-        return self.away.cleared() | self._of_pieces.cleared()
+    def gone(self) -> set[int]:
+        """Those that the user dropped, by `p.grad = None` or through the optimizer."""
+        return self.away.gone() | self._of_pieces.gone()
+
+    def zeroed(self) -> set[int]:
+        """Those that the user set to zero, in p.grad or through the optimizer."""
+        return (self.away.zeroed() | self._of_pieces.zeroed()) - self.gone()
+
+    def zero(self, some: set[int]) -> None:
+        """Set some gradients to zero, and what was summed of them."""
+        for i in some:
+            if i in self.away.placed:
+                self.away.place(i)
+            elif self.params[i].grad is not None:
+                self.params[i].grad.zero_()
+            self._of_pieces.place(i)
+            self._zero_sum(i)
+
+    def _zero_sum(self, i: int) -> None:
+        if self.shard.grad is not None and self.names[i] in self.where:
+            _, here = self.where[self.names[i]]
+            self.shard.grad[here] = 0  # also a NaN
 
     def drop(self, some: set[int]) -> None:
         """Drop some gradients."""
@@ -235,18 +255,17 @@ class Flat:
                 self.params[i].grad = None  # it was still here
             self.away.remove(i)
             self._of_pieces.remove(i)
-            if self.shard.grad is not None and self.names[i] in self.where:
-                _, here = self.where[self.names[i]]
-                self.shard.grad[here] = 0  # also a NaN
+            self._zero_sum(i)
         if not self.held():
             self.shard.grad = None
             if not self.gradients_stay:
                 self.release_gradients()
 
     def squares(self, facts: dict[int, Fact]) -> Iterator[tuple[Tensor, Tensor]]:
-        own, owners, gradient = [facts[id(p)] for p in self.params], self.group.size, self.shard.grad
-        if gradient is None:
+        own, owners = [facts[id(p)] for p in self.params], self.group.size
+        if self.shard.grad is None:
             return
+        gradient = self.shard.grad[self._used]  # scaled by NaN, the padding would not be 0
         if all(isinstance(fact.held_by, int) and fact.held_by == own[0].held_by for fact in own):
             yield gradient, own[0].square(gradient, owners=owners)
             return

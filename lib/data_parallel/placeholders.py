@@ -91,16 +91,15 @@ def with_values(params: Iterable[nn.Parameter], values: Mapping[int, Tensor]) ->
 class GradientPlaceholder(Placeholder, Tensor):
     """`p.grad` while the gradient of p is elsewhere.
 
-    `zero_()` of it, as in `zero_grad(set_to_none=False)`, is noted in `is_cleared`.
+    `zero_()` of it, as in `zero_grad(set_to_none=False)`, is noted in `is_zeroed`.
     """
 
-    is_cleared = False
+    is_zeroed = False
     because = ""  # the sentence of its error
 
     @classmethod
     def of(cls, p: Tensor, memory: Tensor, because: str) -> GradientPlaceholder:
-        """For the gradient of p; a view of one element of `memory`, of the same dtype and device, which is never read.
-        """
+        """For the gradient of p; a view of one element of `memory`, of its dtype and device, which is never read."""
         no_memory = memory.detach().as_strided(p.shape, [0] * p.dim(), memory.storage_offset())
         made = no_memory.as_subclass(cls)
         made.because = because
@@ -115,7 +114,7 @@ class GradientPlaceholder(Placeholder, Tensor):
         if name in ("data", "detach", "detach_"):  # as in p.grad.data.zero_()
             return args[0]
         if name == "zero_":
-            args[0].is_cleared = True
+            args[0].is_zeroed = True
             return args[0]
         if name == "_foreach_zero_":
             for x in args[0]:
@@ -130,19 +129,22 @@ class Placeholders:
     Args:
         tensors: parameters, or the pieces of them that an optimizer steps.
         names: their names, for errors.
-        memory: any tensor of their dtype and device.
+        memory: a tensor of their dtype and device that outlives them. None: their own memory.
         because: sentence of the error, with {} for the name.
     """
 
-    def __init__(self, tensors: Sequence[nn.Parameter], names: Iterable[str], memory: Tensor, because: str) -> None:
+    def __init__(
+        self, tensors: Sequence[nn.Parameter], names: Iterable[str], because: str, memory: Tensor | None = None
+    ) -> None:
         self._tensors = tensors
-        pairs = zip(tensors, names, strict=True)
-        self._made = [GradientPlaceholder.of(x, memory, because.format(name)) for x, name in pairs]
+        self._made = []
+        for x, name in zip(tensors, names, strict=True):
+            self._made.append(GradientPlaceholder.of(x, x if memory is None else memory, because.format(name)))
         self.placed: set[int] = set()
 
     def place(self, i: int) -> None:
         """The gradient of tensor i is elsewhere from now on."""
-        self._made[i].is_cleared = False
+        self._made[i].is_zeroed = False
         self._tensors[i].grad = self._made[i]
         self.placed.add(i)
 
@@ -156,9 +158,13 @@ class Placeholders:
         for i in list(self.placed):
             self.remove(i)
 
-    def cleared(self) -> set[int]:
-        """The tensors whose placeholder was cleared: it was zeroed, or is no longer in `.grad`."""
-        return {i for i in self.placed if self._made[i].is_cleared or self._tensors[i].grad is not self._made[i]}
+    def gone(self) -> set[int]:
+        """The tensors whose placeholder the user took away, as `zero_grad()` does."""
+        return {i for i in self.placed if self._tensors[i].grad is not self._made[i]}
+
+    def zeroed(self) -> set[int]:
+        """The tensors whose placeholder is there, and was zeroed."""
+        return {i for i in self.placed - self.gone() if self._made[i].is_zeroed}
 
 
 def accumulates(p: nn.Parameter) -> bool:

@@ -548,7 +548,7 @@ def test_parameters_that_are_elsewhere_can_be_described_and_neither_read_nor_wri
     inputs, _ = rows(0, 2)
     for call in (
         *(other.state_dict, other.module.state_dict, other.module.blocks[0].state_dict),
-        *(lambda: one.load_state_dict(plain.state_dict()) for one in (other, other.module)),
+        *(partial(one.load_state_dict, plain.state_dict()) for one in (other, other.module)),
         *(lambda: nn.init.constant_(bias, 0.5), lambda: bias.copy_(average), lambda: bias.data.clamp_(-1, 1)),
         *(lambda: bias.mul_(2), lambda: torch._foreach_mul_([bias], 2), lambda: bias.__setitem__(0, 1.0)),
         *(lambda: average.lerp_(bias, 0.1), lambda: bias.norm(), lambda: bias + 1, lambda: bias.numpy()),

@@ -1,0 +1,138 @@
+"""Loops as people write them, on every wrapper: equal to one process, or refused in a sentence of ours."""
+
+import os
+import random
+import sys
+import time
+from collections import Counter
+
+import cloudpickle
+import pytest
+
+from book.trials.loops import CLEAR, OPTIMIZERS, WRAPPERS, run_loop
+from lib.launch import run
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+WALK_S = float(os.environ.get("FUZZ_S", 5))
+SEED = int(os.environ.get("FUZZ_SEED") or random.SystemRandom().randrange(10**9))
+EQUAL = 1e-12
+IN_A_RUN = 25
+STYLES = {"ZeRO2": (3, 2, 2), "FSDP": (3, 2, 2), "NaiveDDP": (30, 1, 1), "NaiveZeRO1": (30, 1, 1)}  # of accumulation
+
+
+def draw_loop(rng, kind):
+    """Some windows, each with backwards that end in a step, in a skipped step, or in the middle."""
+    loop = []
+
+    def maybe(share, *operation):
+        if rng.random() < share:
+            loop.append(operation)
+
+    def clear(share):
+        if rng.random() < share:
+            loop.append(("clear", rng.choice(list(CLEAR))))
+
+    loop.append(("save",))
+    for _ in range(rng.randint(2, 6)):
+        clear(0.6)
+        style = rng.choices(["no_sync", "sends", "finishes"], STYLES.get(kind, (30, 1, 3)))[0]
+        microbatches = rng.choice([1, 1, 2, 3])
+        is_cut = rng.random() < 0.15
+        for k in range(microbatches):
+            is_last = k == microbatches - 1
+            how = "no_sync" if style == "no_sync" and (is_cut or not is_last) else "sends"
+            between = rng.choice(list(CLEAR)) if rng.random() < 0.1 else None
+            loop.append(("backward", how, between, rng.random() < 0.08))
+            maybe(0.1, "look")
+            if style == "finishes":
+                loop.append(("finish",))
+        if is_cut:
+            clear(0.9)
+            continue
+        maybe(0.01, "torch_clip", 0.5)
+        if rng.random() < 0.1:
+            clear(1.0)  # a skip before finish
+            continue
+        loop.append(("finish",))
+        maybe(0.1, "look")
+        maybe(0.1, "freeze", rng.randrange(6), rng.random() < 0.5)
+        maybe(0.01, "held_gradients")
+        maybe(0.2 if kind.endswith("DDP") else 0.01, "torch_clip", 0.5)
+        end = rng.choice(["clip and step", "step", "step", "skip", "if finite", "if finite"])
+        if end == "clip and step":
+            loop += [("clip", rng.choice([0.1, 1e9])), ("step",)]
+        elif end == "step":
+            loop.append(("step",))
+        elif end == "if finite":
+            loop.append(("clip_and_step_if_finite", rng.choice([0.1, 1e9]), rng.choice([None, *CLEAR])))
+        else:
+            clear(0.9)
+        maybe(0.2, "schedule")
+        maybe(0.1, "rate", rng.choice([0.5, 2.0]))
+        maybe(0.2, "update_average")
+        maybe(0.1, "swap")
+        maybe(0.01 if kind == "FSDP" else 0.1, "average_in_place")
+        maybe(0.01 if kind == "FSDP" else 0.1, "clamp")
+        maybe(0.1, rng.choice(["save", "load"]))
+        maybe(0.1, "freeze", rng.randrange(6), rng.random() < 0.5)
+    if rng.random() < 0.03:
+        loop += [("foreign_group",), ("backward", "sends"), ("finish",), ("step",)]
+    return loop
+
+
+def draw(seed):
+    """(wrapper, optimizer, options, loop), from the seed alone."""
+    rng = random.Random(seed)
+    kind = rng.choice(list(WRAPPERS))
+    options = {"op": rng.choice(["mean", "mean", "sum"])}
+    if kind in ("BucketedDDP", "ZeRO1", "ZeRO2"):
+        options["bucket_bytes"] = rng.choice([1, 100, 2**20])
+    if kind == "FSDP":
+        options |= {"reshard_after_forward": rng.random() < 0.7, "prefetch": rng.random() < 0.7}
+    return kind, rng.choice(list(OPTIMIZERS)), options, draw_loop(rng, kind)
+
+
+def many(world, seeds):
+    return [run_loop(world, *draw(seed)) for seed in seeds]
+
+
+REFUSALS = {  # a line of the page *Loops that work* each
+    "finish() forgotten": "a backward was not followed by finish()",
+    "p.grad read before finish()": "is not averaged yet: call finish() before",
+    "p.grad of a shard read": "has no gradient to read or write here",
+    "step without a gradient": "has no averaged gradient to work on",
+    "clip before finish()": "clip_gradients() before finish()",
+    "a second backward in flight": "a parameter got a second gradient while its first may be in flight",
+    "parameters of FSDP read or written": "no rank holds the full parameters of this model",
+    "a second finish() before a step (unbucketed forms)": "would be added to the sum of the last finish()",
+    "p.grad written before finish() (unbucketed forms)": "was written between backward() and finish()",
+    "a foreign tensor in the optimizer": "tensors in the optimizer are not what this wrapper steps",
+}
+
+
+def refusal(text):
+    found = [name for name, sentence in REFUSALS.items() if sentence in text]
+    assert found, f"no sentence of ours: {text}"
+    return found[0]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_random_loops_equal_one_process_or_are_refused(say):
+    end_s, seed, tried, refused = time.monotonic() + WALK_S, SEED, 0, Counter()
+    say(f"loops: seed {SEED}")
+    while not tried or time.monotonic() < end_s:
+        seeds = range(seed, seed + IN_A_RUN)
+        ranks = run(many, 2 + seed % 2, seeds, timeout_s=120)
+        for number, of_ranks in zip(seeds, zip(*ranks, strict=True), strict=True):
+            again = f"FUZZ_SEED={number} FUZZ_S=0: {draw(number)}"
+            first = of_ranks[0]
+            if isinstance(first, str):
+                kinds = {refusal(text) if isinstance(text, str) else text for text in of_ranks}
+                assert len(kinds) == 1, f"ranks differ: {of_ranks}; {again}"
+                refused[kinds.pop()] += 1
+            else:
+                assert max(of_ranks) <= EQUAL, f"{of_ranks}; {again}"
+        tried += len(seeds)
+        seed += len(seeds)
+    shares = ", ".join(f"{name} {n}" for name, n in refused.most_common())
+    say(f"loops: {tried} tried, {sum(refused.values())} refused: {shares}")
