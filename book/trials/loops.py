@@ -313,18 +313,19 @@ class Wrapped(Alone):
 
 
 def run_loop(world: Group, kind: str, optimizer: str, options: dict, loop: Loop) -> float | str:
-    """How far norms and weights of a loop are from one process, relative to their size; or why it was refused."""
+    """How far norms and weights of a loop are from one process, relative to their size; or, if it was refused, the name
+    of the operation and the error.
+    """
     alone = Alone(world.size, optimizer, step_clears=not kind.endswith("DDP"))
     for name, *given in loop:
         getattr(alone, name)(*given)
     ours = Wrapped(world, kind, optimizer, **options)
-    try:
-        for name, *given in loop:
+    for name, *given in loop:
+        try:
             getattr(ours, name)(*given)
-        have = ours.weights()
-    except (RuntimeError, ValueError) as error:
-        return str(error)
-    right = alone.weights()
+        except (RuntimeError, ValueError) as error:
+            return f"{name}: {error}"
+    have, right = ours.weights(), alone.weights()
     return max(
         _apart(torch.tensor(ours.norms), torch.tensor(alone.norms)), *(_apart(have[k], right[k]) for k in right)
     )

@@ -3,7 +3,7 @@
 They have the interface of `lib.data_parallel`, and give the same weights.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 
 import torch
@@ -13,7 +13,7 @@ from lib import comm
 from lib.data_parallel.check_optimizer import check_owned
 from lib.data_parallel.ddp import DataParallel, broadcast_weights, replicas
 from lib.data_parallel.flat import MakeOptimizer, like_piece
-from lib.data_parallel.gradient_sums import GradientSums, State, any_gradient
+from lib.data_parallel.gradient_sums import GradientSums, State, any_gradient, squares_of
 from lib.data_parallel.placeholders import GRADIENT_OF_A_SHARD, Placeholders, accumulates
 from lib.facts import Fact
 from lib.mesh import Group
@@ -165,6 +165,10 @@ class OwnedGradients(NaiveGradients):
         super().use()
         self._away.remove_all()
         self._of_pieces.remove_all()
+
+    def _held(self) -> Iterator[tuple[Tensor, Tensor]]:
+        others = {id(p) for p in self._other}
+        return squares_of((p for p in self.trained if id(p) not in others), self.facts)
 
 
 class NaiveZeRO1(DataParallel):

@@ -21,6 +21,7 @@ from lib import comm
 from lib.cost.sizes import BUCKET_BYTES
 from lib.data_parallel.bucketed_gradients import Gradients
 from lib.data_parallel.gradient_sums import GradientSums
+from lib.data_parallel.placeholders import WRITTEN_IN_FORWARD
 from lib.facts import Fact, check_trains
 from lib.mesh import Group
 
@@ -72,11 +73,7 @@ class DataParallel(nn.Module):
         """Raise RuntimeError if forward wrote into a parameter: each rank would write what its own rows need."""
         for (name, p), version in zip(self.module.named_parameters(), versions, strict=True):
             if p._version != version:
-                raise RuntimeError(
-                    f"the forward of this module writes into its parameter {name}, as nn.Embedding(max_norm=...) does: "
-                    "each rank would write other values, and FSDP would lose them. Write it after step(), equally on "
-                    "all ranks, or compute with a changed copy of it"
-                )
+                raise RuntimeError(WRITTEN_IN_FORWARD.format(name))
 
     def no_sync(self) -> AbstractContextManager[None]:
         """Backward inside only adds to p.grad: for all microbatches of a step but the last."""

@@ -13,7 +13,7 @@ optimizer, such as SGD and Adam.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 
 import torch
@@ -117,6 +117,19 @@ class Flat:
         for name, p, view in zip(self.names, self.params, self.views, strict=True):
             if p.dtype != view.dtype or self.whole_stays and p.data_ptr() != view.data_ptr():
                 raise RuntimeError(CONVERTED.format(f"{name} was"))
+
+    def written(self) -> str:
+        """Of gathered parameters: the name of one that is no longer as its shard, or ""."""
+        for name, p, view in zip(self.names, self.params, self.views, strict=True):
+            if p.data_ptr() != view.data_ptr():
+                return name
+        if self.shard.device.type != "cpu":  # reading values on a GPU would wait for it
+            return ""
+        gathered, own = self.whole[self.mine], self.shard.detach()
+        for name, (_, here) in self.where.items():
+            if not torch.equal(gathered[here].view(torch.uint8), own[here].view(torch.uint8)):  # a NaN is not equal
+                return name
+        return ""
 
     def cut(self, flat: Tensor) -> list[Tensor]:
         """Views into flat[S], one per parameter, in its shape."""
@@ -325,13 +338,6 @@ def like_piece(p: nn.Parameter, values: Tensor) -> nn.Parameter:
     piece = nn.Parameter(values, p.requires_grad)
     vars(piece).update(vars(p))
     return piece
-
-
-def cast_frozen(module: nn.Module, trained: Set[torch.dtype], dtype: torch.dtype | None) -> None:
-    """Cast frozen parameters to `dtype`, as trained ones of their dtype; indices and quantised weights stay."""
-    for p in module.parameters():
-        if dtype and not p.requires_grad and p.is_floating_point() and p.dtype in trained:
-            p.data = p.data.to(dtype)
 
 
 def _check_alike(named: dict[str, nn.Parameter]) -> None:

@@ -29,10 +29,10 @@ from torch import Tensor, nn
 from lib import comm
 from lib.data_parallel.bucketed_gradients import Gradients
 from lib.data_parallel.ddp import broadcast_weights, replicas
-from lib.data_parallel.flat import Flat, MakeOptimizer, cast_frozen
+from lib.data_parallel.flat import Flat, MakeOptimizer
 from lib.data_parallel.placeholders import SHARDED
 from lib.data_parallel.units import Unit, UnitSchedule, stand_in
-from lib.data_parallel.zero import Sharded, check_can_be_sharded
+from lib.data_parallel.zero import Sharded, cast_frozen, check_can_be_sharded
 from lib.launch import device
 from lib.mesh import Group, second_lane
 

@@ -1,22 +1,22 @@
 """State dicts of a sharded model: full parameters with the names of the plain model, or each rank its shards.
 
 The problem: no rank holds the full state, and the shard boundaries depend on the number of ranks.
-The idea: two forms. *Full*: gather one flat at a time, and keep the plain model on rank 0, for any number of ranks.
+The idea: two forms. *Full*: gather one flat at a time, and keep the plain model on rank 0, for any number of ranks; and
+the states of the optimizer likewise (`optimizer_states.py`).
 *Sharded*: each rank saves its shards and optimizer state, without communication, for the same rank of the same number.
 The module itself saves and loads the rest: buffers, extra state, what its hooks add.
 """
 
 import copy
-from collections import defaultdict
-from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import increment_version
-from torch.optim import Optimizer
 
+from lib.data_parallel.optimizer_states import gather_states, scatter_states
 from lib.data_parallel.placeholders import with_values
+from lib.data_parallel.state_checks import check_keys, check_state, fitting
 
 
 class StateDicts:
@@ -24,7 +24,10 @@ class StateDicts:
 
     @torch.no_grad()
     def full_state_dict(self) -> dict[str, Any]:
-        """The `state_dict` of the plain module, in full precision, on rank 0; all must call it, the others get {}."""
+        """The `state_dict` of the plain module, in full precision, on rank 0; all must call it, the others get {}.
+
+        It has no state of the optimizer: that is in `full_optimizer_state_dict()`.
+        """
         self.settle()
         whole: dict[int, Tensor] = {}
         for flat in self.flats:
@@ -52,6 +55,22 @@ class StateDicts:
                 if id(p) in values:  # otherwise the module has its own way to load it
                     flat.load(name, values[id(p)])
         self.publish()
+
+    def full_optimizer_state_dict(self) -> dict[str, Any]:
+        """States and settings of the optimizer, by names of parameters, on rank 0; all must call it, the others get {}.
+
+        For any number of ranks, and for a plain optimizer: see `optimizer_states.py`.
+        """
+        return gather_states(self.gradients.buckets, self.optimizer, self.group)
+
+    def load_full_optimizer_state_dict(self, state: dict[str, Any]) -> None:
+        """Load this rank's part of the states of the optimizer, of any number of ranks; each rank needs the dict.
+
+        Raises:
+            KeyError: a part is not in it.
+            ValueError: it has groups of different parameters, or is of a different optimizer or model.
+        """
+        scatter_states(self.gradients.buckets, self.optimizer, state)
 
     def sharded_state_dict(self) -> dict[str, Any]:
         """This rank's shards, optimizer state, and everything that is not sharded; no communication."""
@@ -87,7 +106,8 @@ class StateDicts:
         if saved != here:
             raise ValueError(
                 f"this is the shard of rank {saved[0]} of {saved[1]}, but this is rank {here[0]} of {here[1]}: its "
-                "shards have different boundaries; use full_state_dict() and load_full_state_dict()"
+                "shards have different boundaries; use full_state_dict() and load_full_state_dict() and, for the state "
+                "of the optimizer, full_optimizer_state_dict() and load_full_optimizer_state_dict()"
             )
         ours, theirs = ({name for some in names for name in some} for names in (self._names(), state["names"]))
         check_keys(ours - theirs, theirs - ours)
@@ -146,44 +166,3 @@ class StateDicts:
 
 def _copied(x: object) -> object:
     return x.detach().clone() if isinstance(x, Tensor) else copy.deepcopy(x)
-
-
-def fitting(x: object, name: str, like: Tensor) -> Tensor:
-    """The tensor, or a ValueError if its shape differs, or its kind: integers, reals, complex numbers."""
-    if not isinstance(x, Tensor):
-        raise ValueError(f"{name} is a {type(x).__name__} instead of a tensor")
-    if x.shape != like.shape:
-        raise ValueError(f"{name} has shape {list(x.shape)} instead of {list(like.shape)}")
-    if x.is_floating_point() != like.is_floating_point() or x.is_complex() != like.is_complex():
-        raise ValueError(f"{name} is {str(x.dtype)[6:]} instead of {str(like.dtype)[6:]}: convert it first")
-    return x
-
-
-def check_state(optimizer: Optimizer, p: Tensor, name: str, saved: dict[str, Tensor], shape: torch.Size) -> None:
-    """Check the saved state of a parameter, if any, against the state after a step on the meta device, if that works.
-
-    Tensors as large as the parameter have `shape` in the saved state.
-
-    Raises:
-        KeyError, ValueError: a key is missing; one is unknown, or a tensor has a different shape or kind.
-    """
-    probe, twin = copy.copy(optimizer), nn.Parameter(torch.empty_like(p, device="meta"))
-    group = next(group for group in optimizer.param_groups if any(p is one for one in group["params"]))
-    probe.state, probe.param_groups, twin.grad = defaultdict(dict), [group | {"params": [twin]}], twin.detach()
-    try:
-        type(optimizer).step(probe)
-    except Exception:  # any error of an optimizer from a different library
-        return
-    both = saved, probe.state[twin]
-    found, wanted = ({f"{name}.{key}": x for key, x in state.items() if isinstance(x, Tensor)} for state in both)
-    check_keys(wanted.keys() - found.keys() if found else (), found.keys() - wanted.keys())
-    for key, x in found.items():
-        fitting(x, key, wanted[key].new_empty(shape) if wanted[key].shape == p.shape else wanted[key])
-
-
-def check_keys(missing: Iterable[str], unexpected: Iterable[str] = ()) -> None:
-    """Raise KeyError if keys of a state are missing, ValueError if there are others."""
-    for names, kind, what in ((missing, KeyError, "has no"), (unexpected, ValueError, "also has")):
-        if first := sorted(names):
-            more = ", …" if len(first) > 3 else ""
-            raise kind(f"this state {what} {', '.join(first[:3])}{more}: it is of a different model, or incomplete")

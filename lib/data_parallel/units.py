@@ -28,7 +28,7 @@ from lib import comm
 from lib.data_parallel.bucketed_gradients import Gradients
 from lib.data_parallel.flat import Flat
 from lib.data_parallel.gradient_sums import with_gradient
-from lib.data_parallel.placeholders import SHARDED, ShardedParameter
+from lib.data_parallel.placeholders import SHARDED, WRITTEN_IN_FORWARD, ShardedParameter
 
 
 class Unit:
@@ -89,6 +89,15 @@ class Unit:
                 p.__class__ = ShardedParameter
             flat.whole.untyped_storage().resize_(0)
         self._versions = [p._version for _, p in self._named]
+
+    def check_unwritten(self) -> None:
+        """Raise RuntimeError if forward wrote into a parameter, or into its `.data`, which has no version."""
+        for (name, p), version in zip(self._named, self._versions, strict=True):
+            if p._version != version:
+                raise RuntimeError(WRITTEN_IN_FORWARD.format(name))
+        for flat in self.flats:
+            if name := flat.written():
+                raise RuntimeError(WRITTEN_IN_FORWARD.format(name))
 
     def check_untouched(self) -> None:
         """Raise RuntimeError if a parameter was written while it was sharded."""
@@ -229,6 +238,7 @@ class UnitSchedule:
     def _after_forward(self, unit: Unit, module: nn.Module, args: tuple, output: object) -> None:
         if self._backward:
             return
+        unit.check_unwritten()
         if unit is self.units[0]:
             self._catch_up()
         outputs = with_gradient(output)

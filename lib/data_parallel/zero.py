@@ -18,7 +18,7 @@ the gradients, and steps its shard. The all-gather then sends parameters instead
 Source: Rajbhandari et al., ZeRO, SC 2020, arXiv 1910.02054, sections 5.1, 5.2 and 7.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Set
 from functools import partial
 from typing import NoReturn
 
@@ -29,7 +29,7 @@ from lib.cost.sizes import BUCKET_BYTES
 from lib.data_parallel.bucketed_gradients import Gradients
 from lib.data_parallel.check_optimizer import check_elementwise, check_groups
 from lib.data_parallel.ddp import DataParallel, broadcast_weights, replicas
-from lib.data_parallel.flat import Flat, MakeOptimizer, cast_frozen
+from lib.data_parallel.flat import Flat, MakeOptimizer
 from lib.data_parallel.optimizer import ShardedOptimizer
 from lib.data_parallel.placeholders import CONVERTED
 from lib.data_parallel.state_dicts import StateDicts
@@ -95,6 +95,13 @@ def check_range(dtype: torch.dtype) -> None:
             f"dtype={str(dtype)[6:]} needs a GradScaler, which cannot see gradients that are sharded over ranks: use "
             "torch.bfloat16, which has the range of float32 and needs none"
         )
+
+
+def cast_frozen(module: nn.Module, trained: Set[torch.dtype], dtype: torch.dtype | None) -> None:
+    """Cast frozen parameters to `dtype`, as trained ones of their dtype; indices and quantised weights stay."""
+    for p in module.parameters():
+        if dtype and not p.requires_grad and p.is_floating_point() and p.dtype in trained:
+            p.data = p.data.to(dtype)
 
 
 class ZeRO1(Sharded):

@@ -29,6 +29,8 @@ def draw_loop(rng, kind):
             loop.append(operation)
 
     def clear(share):
+        if kind.startswith("Naive"):
+            share = 1 - (1 - share) / 20
         if rng.random() < share:
             loop.append(("clear", rng.choice(list(CLEAR))))
 
@@ -96,23 +98,27 @@ def many(world, seeds):
     return [run_loop(world, *draw(seed)) for seed in seeds]
 
 
-REFUSALS = {  # a line of the page *Loops that work* each
-    "finish() forgotten": "a backward was not followed by finish()",
-    "p.grad read before finish()": "is not averaged yet: call finish() before",
-    "p.grad of a shard read": "has no gradient to read or write here",
-    "step without a gradient": "has no averaged gradient to work on",
-    "clip before finish()": "clip_gradients() before finish()",
-    "a second backward in flight": "a parameter got a second gradient while its first may be in flight",
-    "parameters of FSDP read or written": "no rank holds the full parameters of this model",
-    "a second finish() before a step (unbucketed forms)": "would be added to the sum of the last finish()",
-    "p.grad written before finish() (unbucketed forms)": "was written between backward() and finish()",
-    "a foreign tensor in the optimizer": "tensors in the optimizer are not what this wrapper steps",
+REFUSALS = {  # name → (operations that may be refused so, sentence); a line of the page *Loops that work* each
+    "finish() forgotten": ({"backward"}, "a backward was not followed by finish()"),
+    "p.grad read before finish()": ({"torch_clip"}, "is not averaged yet: call finish() before"),
+    "p.grad of a shard read": ({"torch_clip", "held_gradients"}, "has no gradient to read or write here"),
+    "parameters of FSDP read or written": (
+        {"average_in_place", "clamp"},
+        "no rank holds the full parameters of this model",
+    ),
+    "a foreign tensor in the optimizer": ({"step"}, "tensors in the optimizer are not what this wrapper steps"),
+    "unbucketed forms: more gradients after finish()": (
+        {"backward", "finish"},
+        "would be added to the sum of the last finish()",
+    ),
+    "unbucketed forms: p.grad written before finish()": ({"finish"}, "was written between backward() and finish()"),
 }
 
 
 def refusal(text):
-    found = [name for name, sentence in REFUSALS.items() if sentence in text]
-    assert found, f"no sentence of ours: {text}"
+    operation, _, error = text.partition(": ")
+    found = [name for name, (at, sentence) in REFUSALS.items() if operation in at and sentence in error]
+    assert found, f"no sentence of ours, or not here: {text}"
     return found[0]
 
 
