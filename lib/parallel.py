@@ -241,6 +241,13 @@ class ParallelGPT:
         """Scale all gradients so that the norm over the full model is at most `max_norm`; return the old norm, []."""
         return self.gradients.clip(self.norm_over, max_norm)
 
+    def zero_grad(self) -> None:
+        """Drop all gradients, such as those of a step that is skipped; all ranks must call it."""
+        if isinstance(self.owner, FSDP):
+            self.owner.zero_grad()
+        else:
+            self.gradients.give_up()
+
     def _before(self, microbatch: int) -> None:
         """Seed dropout for the rows of this microbatch."""
         if self._seeds and torch.is_grad_enabled():  # not in evaluation

@@ -73,8 +73,8 @@ CLEAR: dict[str, Callable] = {
     "optimizer.zero_grad(set_to_none=False)": lambda side: side.optimizer.zero_grad(set_to_none=False),
     "model.zero_grad()": lambda side: side.model.zero_grad(),
     "module.zero_grad()": lambda side: side.module.zero_grad(),
-    "p.grad = None": lambda side: _each(side.model.parameters(), _drop),
-    "p.grad.zero_()": lambda side: _each(side.model.parameters(), _zero),
+    "p.grad = None": lambda side: _each(side.module.parameters(), _drop),
+    "p.grad.zero_()": lambda side: _each(side.module.parameters(), _zero),
 }
 
 
@@ -92,7 +92,7 @@ def _zero(p: nn.Parameter) -> None:
         p.grad.zero_()
 
 
-def rows(number: int, rank: int, broken: bool = False) -> Tensor:
+def rows_of(number: int, rank: int, broken: bool = False) -> Tensor:
     """Three rows of this rank for the backward of this number; NaN on rank 0 if they are `broken`."""
     generator = torch.Generator().manual_seed(1000 * number + rank)
     x = torch.randn(3, D, dtype=torch.float64, generator=generator)
@@ -125,7 +125,7 @@ class Alone:
     # ---- what differs between one process and many -------------------------------------------------------------------
 
     def loss(self, rank: int, broken: bool) -> Tensor:
-        return self.model(rows(self.number, rank, broken)).square().mean() / len(self.ranks)
+        return self.model(rows_of(self.number, rank, broken)).square().mean() / len(self.ranks)
 
     def backward(self, how: str, clears: str | None = None, broken: bool = False) -> None:
         """Forward, perhaps a clear, and backward; `how` counts on a wrapper only."""
@@ -248,7 +248,7 @@ class Wrapped(Alone):
         self._prepare()
 
     def loss(self, rank: int, broken: bool) -> Tensor:
-        loss = self.model(rows(self.number, rank, broken)).square().mean()
+        loss = self.model(rows_of(self.number, rank, broken)).square().mean()
         return loss / self.world.size if self.op == "sum" else loss
 
     def backward(self, how: str, clears: str | None = None, broken: bool = False) -> None:
@@ -313,13 +313,17 @@ class Wrapped(Alone):
 
 
 def run_loop(world: Group, kind: str, optimizer: str, options: dict, loop: Loop) -> float | str:
+    """What `compare` says of a loop on a wrapper."""
+    alone = Alone(world.size, optimizer, step_clears=not kind.endswith("DDP"))
+    return compare(loop, alone, Wrapped(world, kind, optimizer, **options))
+
+
+def compare(loop: Loop, alone: Alone, ours: Alone) -> float | str:
     """How far norms and weights of a loop are from one process, relative to their size; or, if it was refused, the name
     of the operation and the error.
     """
-    alone = Alone(world.size, optimizer, step_clears=not kind.endswith("DDP"))
     for name, *given in loop:
         getattr(alone, name)(*given)
-    ours = Wrapped(world, kind, optimizer, **options)
     for name, *given in loop:
         try:
             getattr(ours, name)(*given)

@@ -40,9 +40,9 @@ SHARDED = (
     "gathers them, and load_full_state_dict() shards them"
 )
 WRITTEN_IN_FORWARD = (
-    "the forward of this module writes into its parameter {}, as nn.Embedding(max_norm=...) does: each rank would write "
-    "other values, and FSDP would lose them. Write it after step(), equally on all ranks, or compute with a changed "
-    "copy of it"
+    "the forward of this module writes into its parameter {}, as nn.Embedding(max_norm=...) does: each rank would "
+    "write other values, and FSDP would lose them. Write it after step(), equally on all ranks, or compute with a "
+    "changed copy of it"
 )
 CONVERTED = (
     "{} converted or replaced after the model was wrapped (.to(), .double(), p.data = ...), so no step would reach it: "

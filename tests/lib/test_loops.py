@@ -10,7 +10,9 @@ import cloudpickle
 import pytest
 
 from book.trials.loops import CLEAR, OPTIMIZERS, WRAPPERS, run_loop
+from book.trials.loops_of_gpt import run_loop_of_gpt
 from lib.launch import run
+from lib.layout import Layout
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 WALK_S = float(os.environ.get("FUZZ_S", 5))
@@ -94,8 +96,37 @@ def draw(seed):
     return kind, rng.choice(list(OPTIMIZERS)), options, draw_loop(rng, kind)
 
 
+LAYOUTS = {
+    2: [
+        *(Layout(dp=2, zero=zero, microbatches=m) for zero in (0, 1, 2, 3) for m in (1, 2)),
+        *(Layout(tp=2, sequence_parallel=slices) for slices in (True, False)),
+        *(Layout(pp=2, microbatches=m, zero=zero) for zero in (0, 1) for m in (2, 3)),
+        Layout(pp=2, microbatches=2, schedule="zb-h1"),
+    ],
+    3: [Layout(dp=3, zero=zero) for zero in (0, 1, 2, 3)],
+}
+NOT_OF_GPT = {"save", "load", "freeze", "average_in_place", "clamp", "torch_clip", "held_gradients"}
+
+
+def draw_of_gpt(seed, n):
+    """(layout, optimizer, loop)."""
+    rng = random.Random(seed)
+    loop = [one for one in draw_loop(rng, "ZeRO2") if one[0] not in NOT_OF_GPT]
+    return rng.choice(LAYOUTS[n]), rng.choice(list(OPTIMIZERS)), loop
+
+
 def many(world, seeds):
-    return [run_loop(world, *draw(seed)) for seed in seeds]
+    return [one(world, seed) for seed in seeds]
+
+
+def one(world, seed):
+    if seed % 5:
+        return run_loop(world, *draw(seed))
+    return run_loop_of_gpt(world, *draw_of_gpt(seed, world.size))
+
+
+def shown(seed, n):
+    return draw(seed) if seed % 5 else draw_of_gpt(seed, n)
 
 
 REFUSALS = {  # name → (operations that may be refused so, sentence); a line of the page *Loops that work* each
@@ -128,9 +159,10 @@ def test_random_loops_equal_one_process_or_are_refused(say):
     say(f"loops: seed {SEED}")
     while not tried or time.monotonic() < end_s:
         seeds = range(seed, seed + IN_A_RUN)
-        ranks = run(many, 2 + seed % 2, seeds, timeout_s=120)
+        n = 2 + seed % 2
+        ranks = run(many, n, seeds, timeout_s=120)
         for number, of_ranks in zip(seeds, zip(*ranks, strict=True), strict=True):
-            again = f"FUZZ_SEED={number} FUZZ_S=0: {draw(number)}"
+            again = f"seed {number}, {n} ranks: {shown(number, n)}"
             first = of_ranks[0]
             if isinstance(first, str):
                 kinds = {refusal(text) if isinstance(text, str) else text for text in of_ranks}
