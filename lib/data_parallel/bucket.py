@@ -54,10 +54,13 @@ class Bucket:
         torch.mul(self.params[i].grad, scale, out=self.views[i])
         self.away.place(i)
 
-    def take_nothing(self, i: int) -> None:
-        """Count gradient i as zero: the parameter is not used on this rank, and perhaps on others."""
+    def take_nothing(self, i: int, counts: bool = True) -> None:
+        """Send zeros for gradient i: the parameter is not used on this rank, and perhaps on others.
+
+        If no rank `counts` them, the parameter has no gradient.
+        """
         self.views[i].zero_()
-        if self.params[i].requires_grad:  # not frozen since
+        if counts:
             self.away.place(i)
 
     def keep(self, i: int) -> None:

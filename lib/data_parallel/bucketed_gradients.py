@@ -264,10 +264,12 @@ class _Line:
         """Take the gradients that backward did not bring."""
         self.progress = Progress.SENDING
         for i in bucket.missing:
+            p = bucket.params[i]
+            counts = p.requires_grad or bucket.holds_sum(i)  # not if it was frozen before it had a gradient
             if bucket.holds_sum(i):  # of a finish() before this one
                 bucket.reopen(i, self.scale, is_kept=False)
-            if bucket.params[i].grad is None:
-                bucket.take_nothing(i)
+            if p.grad is None:
+                bucket.take_nothing(i, counts)
             else:
                 bucket.take(i, self.scale)
         bucket.missing.clear()

@@ -188,10 +188,13 @@ class Flat:
         torch.mul(self.params[i].grad, scale, out=self._place_of(i))
         self._leaves(i)
 
-    def take_nothing(self, i: int) -> None:
-        """Count gradient i as zero: the parameter is not used on this rank, and perhaps on others."""
+    def take_nothing(self, i: int, counts: bool = True) -> None:
+        """Send zeros for gradient i: the parameter is not used on this rank, and perhaps on others.
+
+        If no rank `counts` them, the parameter has no gradient.
+        """
         self._place_of(i).zero_()
-        if self.params[i].requires_grad:  # not frozen since
+        if counts:
             self._leaves(i)
 
     def keep(self, i: int) -> None:

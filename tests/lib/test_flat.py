@@ -121,8 +121,8 @@ def test_a_piece_that_was_frozen_gets_no_gradient():
     named = some([(2,), (2,)])
     flat = Flat(named, group(0, 1))
     named["p1"].requires_grad_(False)
-    for i in (0, 1):
-        flat.take_nothing(i)
+    for i, p in enumerate(named.values()):
+        flat.take_nothing(i, p.requires_grad)
     flat.shard.grad = torch.ones(4)
     flat.gradients_to_pieces()
     assert flat.pieces["p0"].grad.tolist() == [1, 1] and flat.pieces["p1"].grad is None
