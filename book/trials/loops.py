@@ -157,6 +157,9 @@ class Alone:
         if self.step_clears:
             self.optimizer.zero_grad()
 
+    def torch_step(self) -> None:
+        self.optimizer.step()
+
     def weights(self) -> dict[str, Tensor]:
         return {name: p.detach().clone() for name, p in self.module.named_parameters()}
 

@@ -40,11 +40,15 @@ def check_groups(optimizer: MakeOptimizer, named: Iterable[tuple[str, nn.Paramet
     are flat, their shape.
 
     Raises:
-        ValueError: a piece would be in a group with other settings, or in none.
+        ValueError: a piece would be in a group with other settings, or in none; the optimizer holds other tensors.
     """
     full = list(named)
     pieces = [(name, like_piece(p, p.new_empty(0) if are_flat else torch.empty_like(p))) for name, p in full]
-    wanted, found = settings_of(optimizer, full), settings_of(optimizer, pieces)
+    if not full:
+        return
+    of_pieces = optimizer(pieces)
+    check_owned(of_pieces, (piece for _, piece in pieces))
+    wanted, found = settings_of(optimizer(full), full), settings_of(of_pieces, pieces)
     for name, _ in full:
         if wanted.get(name) != found.get(name):
             raise ValueError(
@@ -54,11 +58,11 @@ def check_groups(optimizer: MakeOptimizer, named: Iterable[tuple[str, nn.Paramet
             )
 
 
-def settings_of(optimizer: MakeOptimizer, named: list[tuple[str, nn.Parameter]]) -> dict[str, str]:
+def settings_of(optimizer: Optimizer, named: list[tuple[str, nn.Parameter]]) -> dict[str, str]:
     """Name → the settings of its group, for each parameter that the optimizer holds."""
     names = {id(p): name for name, p in named}
     found = {}
-    for group in optimizer(named).param_groups if named else ():
+    for group in optimizer.param_groups:
         settings = {key: value for key, value in group.items() if key not in ("params", "param_names")}
         found.update((names.get(id(p), ""), _shown(settings)) for p in group["params"])
     return found

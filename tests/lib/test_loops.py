@@ -5,14 +5,17 @@ import random
 import sys
 import time
 from collections import Counter
+from functools import partial
 
 import cloudpickle
 import pytest
 
+from book.trials.habits import REFUSED, WORKS
 from book.trials.loops import CLEAR, OPTIMIZERS, WRAPPERS, run_loop
 from book.trials.loops_of_gpt import run_loop_of_gpt
 from lib.launch import run
 from lib.layout import Layout
+from tests.lib.sharding import said
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 WALK_S = float(os.environ.get("FUZZ_S", 5))
@@ -151,6 +154,35 @@ def refusal(text):
     found = [name for name, (at, sentence) in REFUSALS.items() if operation in at and sentence in error]
     assert found, f"no sentence of ours, or not here: {text}"
     return found[0]
+
+
+# ---- the rows of the page -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_habits_that_work_equal_one_process():
+    cases = [
+        (kind, op, loop) for row in WORKS for kind in row.wrappers for op in ("mean", "sum") for loop in row.loops
+    ]
+
+    def each(world):
+        return [run_loop(world, kind, "AdamW", {"op": op}, loop) for kind, op, loop in cases]
+
+    for n in (2, 3):
+        for case, of_ranks in zip(cases, zip(*run(each, n, timeout_s=120), strict=True), strict=True):
+            assert all(isinstance(one, float) and one <= EQUAL for one in of_ranks), (case, n, of_ranks)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_habits_that_are_refused_say_what_to_write():
+    cases = [(row, kind) for row in REFUSED for kind in row.wrappers]
+
+    def each(world):
+        return [said(partial(row.trial, world, kind), (RuntimeError, ValueError, TypeError)) for row, kind in cases]
+
+    for (row, kind), *texts in zip(cases, *run(each, 2, timeout_s=120), strict=True):
+        for text in texts:
+            assert row.sentence in text and "\n" not in text, (row.habit, kind, text)
 
 
 @pytest.mark.filterwarnings("ignore")
