@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lib import comm
 from lib.data_parallel.gradient_sums import any_gradient, squares_of
-from lib.data_parallel.placeholders import GRADIENT_IN_FLIGHT, Placeholders
+from lib.data_parallel.placeholders import CONVERTED, GRADIENT_IN_FLIGHT, Placeholders
 from lib.facts import Fact
 from lib.mesh import Group
 
@@ -35,7 +35,10 @@ class Bucket:
         self._sums: set[int] = set()  # gradients that are sums
 
     def check_in_place(self) -> None:
-        """Nothing to check here: parameters keep their own memory."""
+        """Raise RuntimeError if a parameter was converted, and its gradient no longer fits into the bucket."""
+        for name, p in self.stepped.items():
+            if (p.dtype, p.device) != (self.flat.dtype, self.flat.device):
+                raise RuntimeError(CONVERTED.format(f"{name} was"))
 
     def holds_sum(self, i: int) -> bool:
         """Whether gradient i is a sum that was neither used nor cleared."""

@@ -161,14 +161,14 @@ class Flat:
     # ---- gradients --------------------------------------------------------------------------------------------------
 
     def holds_sum(self, i: int) -> bool:
-        """Whether gradient i was summed, or is on its way, and was neither used nor cleared."""
+        """Whether gradient i was summed, or is in flight, and was neither used nor cleared."""
         return i in self.away.placed
 
     def reopen(self, i: int, scale: Tensor, is_kept: bool) -> None:
         """Prepare for further gradients of a parameter; they will be multiplied by `scale` and summed.
 
-        The sum can wait in `shard.grad` if further gradients are sent at once. If not, this rank's piece of it returns
-        to p.grad: so whatever clears p.grad clears all of it.
+        The sum can wait in `shard.grad` if further gradients are sent immediately. If not, this rank's piece of it
+        returns to p.grad: clearing p.grad then clears all of it.
 
         Args:
             is_kept: the next gradient stays in p.grad.
@@ -238,7 +238,7 @@ class Flat:
         return True
 
     def held(self) -> set[int]:
-        """Gradients of which the user sees a placeholder, in p.grad or in the optimizer."""
+        """Gradients that have a placeholder, in p.grad or in the optimizer."""
         return self.away.placed | self._of_pieces.placed
 
     def gone(self) -> set[int]:

@@ -1,7 +1,7 @@
 """Optimizer states of a sharded model by the names of its parameters, for any number of ranks.
 
-The problem: AdamW keeps two averages of each parameter, and each rank has those of its pieces. A run that continues on
-another number of ranks cuts pieces elsewhere; without the averages it would begin again with those of a first step.
+The problem: AdamW keeps two moments of each parameter, and each rank has those of its pieces. A run that continues on
+another number of ranks cuts pieces elsewhere; without the moments it would begin again with those of a first step.
 The idea: a state with one value per element is cut as its parameter, so the same all-gather recovers it. The result has
 the form that `torch.distributed.checkpoint.state_dict.set_optimizer_state_dict` loads into a plain optimizer:
 

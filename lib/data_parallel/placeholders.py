@@ -1,7 +1,7 @@
 """Placeholders: tensors with a shape and a dtype whose values are elsewhere, in a bucket or on other ranks.
 
 The problem: a loop written for PyTorch looks for a gradient in `p.grad` and for values in `p`: it clips, skips a step,
-averages weights, saves. With sharding they are not there. A None or a NaN in their place is a calm answer:
+averages weights, saves. With sharding they are elsewhere. A None or a NaN in their place is a calm answer:
 `clip_grad_norm_` returns 0 and clips nothing, and a saved model is full of NaN.
 The idea: a placeholder has the shape, the dtype and the device, and a gradient's placeholder can be cleared, in each of
 the ways in which PyTorch clears gradients. Whatever would read or write values raises an error that says what to call
@@ -45,8 +45,8 @@ WRITTEN_IN_FORWARD = (
     "changed copy of it"
 )
 CONVERTED = (
-    "{} converted or replaced after the model was wrapped (.to(), .double(), p.data = ...), so no step would reach it: "
-    "convert the model first, then wrap it"
+    "{} converted or replaced after the model was wrapped (.to(), .double(), p.data = ...), so gradients or steps "
+    "would not reach it: convert the model first, then wrap it"
 )
 _CONVERT = frozenset("to type double float half bfloat16 cfloat cdouble cpu cuda".split())
 
@@ -154,7 +154,7 @@ class Placeholders:
         self.placed.add(i)
 
     def remove(self, i: int) -> None:
-        """Take the placeholder of tensor i away, if it is still there."""
+        """Take the placeholder of tensor i away, if the user did not."""
         self.placed.discard(i)
         if self._tensors[i].grad is self._made[i]:
             self._tensors[i].grad = None

@@ -113,7 +113,7 @@ class ZeRO1(Sharded):
     A rank keeps Ψ parameters and Ψ gradients, and 1/n of the optimizer state: in float32 with Adam 4Ψ + 4Ψ + 8Ψ/n
     bytes, with `dtype=torch.bfloat16` 2Ψ + 2Ψ + 12Ψ/n, including master weights.
 
-    After finish() p.grad is not valid: each rank holds its shard of the average, in `shard.grad` of each of `buckets`.
+    After finish() p.grad cannot be read: each rank holds its shard of the average, in `shard.grad` of each bucket.
 
     Args:
         module, group, op, bucket_bytes: as for `BucketedDDP`.

@@ -245,6 +245,16 @@ def test_unfrozen_or_added_later(wrap):
         assert "added or unfrozen" in said(model.finish)
 
 
+def test_a_model_that_is_converted_after_it_was_wrapped_is_refused():
+    """Its gradients would not fit into the buckets."""
+    for convert in (lambda model: model.double(), lambda model: model.module.double()):
+        model = BucketedDDP(nn.Linear(3, 3), ALONE)
+        model(X.float())
+        convert(model)
+        text = said(lambda model=model: model(X))
+        assert "bias was converted or replaced after the model was wrapped" in text and "then wrap it" in text
+
+
 def test_checkpointed_blocks_and_gradients_of_gradients():
     for reentrant in (False, True):
         model, twin = alone(), copy.deepcopy(alone().module)
