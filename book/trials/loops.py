@@ -125,7 +125,11 @@ class Alone:
     # ---- what differs between one process and many -------------------------------------------------------------------
 
     def loss(self, rank: int, broken: bool) -> Tensor:
-        return self.model(rows_of(self.number, rank, broken)).square().mean() / len(self.ranks)
+        return self.share(self.model(rows_of(self.number, rank, broken)).square().mean())
+
+    def share(self, loss: Tensor) -> Tensor:
+        """The part of a rank's loss in the loss of all."""
+        return loss / len(self.ranks)
 
     def backward(self, how: str, clears: str | None = None, broken: bool = False) -> None:
         """Forward, perhaps a clear, and backward; `how` counts on a wrapper only."""
@@ -250,8 +254,7 @@ class Wrapped(Alone):
             self.optimizer = self.model.optimizer
         self._prepare()
 
-    def loss(self, rank: int, broken: bool) -> Tensor:
-        loss = self.model(rows_of(self.number, rank, broken)).square().mean()
+    def share(self, loss: Tensor) -> Tensor:
         return loss / self.world.size if self.op == "sum" else loss
 
     def backward(self, how: str, clears: str | None = None, broken: bool = False) -> None:
