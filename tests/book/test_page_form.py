@@ -190,7 +190,7 @@ def test_the_minutes_are_put_in_where_the_page_states_them_and_nowhere_else():
 @pytest.mark.parametrize("thing", ["cost.forward_flops", "Bucket.take", "Bucket", "collectives.naive_reduce"])
 def test_what_show_prints_is_counted(thing):
     names = {}
-    code = "from lib import collectives, cost\nfrom lib.data_parallel.flat import Bucket\n"
+    code = "from lib import collectives, cost\nfrom lib.data_parallel.bucket import Bucket\n"
     exec(code, names)
     printed = repr(show(eval(thing, names))).splitlines()
     page = read(f"```{{code-cell}}\n{code}show({thing})\n```\n")
