@@ -36,12 +36,24 @@ Operation = tuple
 Loop = list[Operation]
 
 
-class Net(nn.Module):
-    """A list of layers, and a head; biases are marked, as in Mamba's code."""
+class Largest(nn.Module):
+    """Adds an embedding of the largest element, which is rescaled in forward if it is long."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.blocks = nn.ModuleList([nn.Linear(D, D), nn.LayerNorm(D), nn.Linear(D, D)])
+        self.table = nn.Embedding(D, D, max_norm=0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.table(x.argmax(-1))
+
+
+class Net(nn.Module):
+    """A list of layers, and a head; biases are marked, as in Mamba's code. A layer may write its weights in forward."""
+
+    def __init__(self, writes: bool = False) -> None:
+        super().__init__()
+        first = Largest() if writes else nn.Linear(D, D)
+        self.blocks = nn.ModuleList([first, nn.LayerNorm(D), nn.Linear(D, D)])
         self.head = nn.Linear(D, 2)
         for name, p in self.named_parameters():
             p._no_weight_decay = name.endswith("bias")
@@ -56,7 +68,7 @@ def by_marks(named: Iterable[tuple[str, nn.Parameter]]) -> Optimizer:
     """AdamW in two groups, by an attribute of parameters; with an eps that does not enlarge roundings."""
     marked: dict[bool, list[nn.Parameter]] = {False: [], True: []}
     for _, p in named:
-        marked[p._no_weight_decay].append(p)
+        marked[getattr(p, "_no_weight_decay", False)].append(p)
     groups = [{"params": marked[is_marked], "weight_decay": 0.1 * (not is_marked)} for is_marked in marked]
     return torch.optim.AdamW(groups, lr=0.02, eps=1e-2)
 
@@ -106,11 +118,12 @@ class Alone:
         ranks: their number.
         optimizer: a name in `OPTIMIZERS`.
         step_clears: whether the step of the wrapper clears gradients.
+        writes: whether the model writes a weight in forward.
     """
 
-    def __init__(self, ranks: int, optimizer: str, step_clears: bool) -> None:
+    def __init__(self, ranks: int, optimizer: str, step_clears: bool, writes: bool = False) -> None:
         torch.manual_seed(0)
-        self.model = self.module = Net().double()
+        self.model = self.module = Net(writes).double()
         self.ranks, self.step_clears = range(ranks), step_clears
         self.optimizer = OPTIMIZERS[optimizer](self.module.named_parameters())
         self._prepare()
@@ -237,10 +250,10 @@ class Wrapped(Alone):
         options: of the wrapper.
     """
 
-    def __init__(self, world: Group, kind: str, optimizer: str, **options: object) -> None:
+    def __init__(self, world: Group, kind: str, optimizer: str, writes: bool = False, **options: object) -> None:
         torch.manual_seed(0)
         self.world, self.ranks = world, range(world.rank, world.rank + 1)
-        self.op, self.module, make = options.get("op", "mean"), Net().double(), OPTIMIZERS[optimizer]
+        self.op, self.module, make = options.get("op", "mean"), Net(writes).double(), OPTIMIZERS[optimizer]
         self.steps_itself, self.is_sharded = kind.endswith("DDP"), kind in ("ZeRO1", "ZeRO2", "FSDP")
         if self.steps_itself:
             self.model = WRAPPERS[kind](self.module, world, **options)
@@ -317,7 +330,7 @@ class Wrapped(Alone):
 
 def run_loop(world: Group, kind: str, optimizer: str, options: dict, loop: Loop) -> float | str:
     """What `compare` says of a loop on a wrapper."""
-    alone = Alone(world.size, optimizer, step_clears=not kind.endswith("DDP"))
+    alone = Alone(world.size, optimizer, not kind.endswith("DDP"), options.get("writes", False))
     return compare(loop, alone, Wrapped(world, kind, optimizer, **options))
 
 

@@ -91,7 +91,7 @@ def draw(seed):
     """(wrapper, optimizer, options, loop), from the seed alone."""
     rng = random.Random(seed)
     kind = rng.choice(list(WRAPPERS))
-    options = {"op": rng.choice(["mean", "mean", "sum"])}
+    options = {"op": rng.choice(["mean", "mean", "sum"]), "writes": rng.random() < 0.03}
     if kind in ("BucketedDDP", "ZeRO1", "ZeRO2"):
         options["bucket_bytes"] = rng.choice([1, 100, 2**20])
     if kind == "FSDP":
@@ -140,6 +140,7 @@ REFUSALS = {  # name → (operations that may be refused so, sentence); a line o
         {"average_in_place", "clamp"},
         "no rank holds the full parameters of this model",
     ),
+    "weights written in forward": ({"backward", "look"}, "the forward of this module writes into its parameter"),
     "a foreign tensor in the optimizer": ({"step"}, "tensors in the optimizer are not what this wrapper steps"),
     "unbucketed forms: more gradients after finish()": (
         {"backward", "finish"},
