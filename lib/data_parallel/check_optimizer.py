@@ -46,9 +46,13 @@ def check_groups(optimizer: MakeOptimizer, named: Iterable[tuple[str, nn.Paramet
     pieces = [(name, like_piece(p, p.new_empty(0) if are_flat else torch.empty_like(p))) for name, p in full]
     if not full:
         return
-    of_pieces = optimizer(pieces)
+    wanted = settings_of(optimizer(full), full)
+    try:
+        of_pieces = optimizer(pieces)
+    except Exception as error:  # any error of an optimizer from a different library
+        raise _not_for_pieces(f"it raised: {error}") from error
     check_owned(of_pieces, (piece for _, piece in pieces))
-    wanted, found = settings_of(optimizer(full), full), settings_of(of_pieces, pieces)
+    found = settings_of(of_pieces, pieces)
     for name, _ in full:
         if wanted.get(name) != found.get(name):
             raise ValueError(
@@ -117,10 +121,14 @@ def check_elementwise(optimizer: MakeOptimizer, named: Iterable[tuple[str, nn.Pa
     except Exception as error:  # any error of an optimizer from a different library
         why = f"it raised: {error}"
     if why:
-        raise ValueError(
-            f"this optimizer cannot work on pieces of parameters ({why}); use an elementwise optimizer, "
-            "such as SGD, Adam or AdamW; make groups by name, because all pieces are flat"
-        )
+        raise _not_for_pieces(why)
+
+
+def _not_for_pieces(why: str) -> ValueError:
+    return ValueError(
+        f"this optimizer cannot work on pieces of parameters ({why}); use an elementwise optimizer, such as SGD, Adam or "
+        "AdamW; make groups by name, because all pieces are flat"
+    )
 
 
 def _half(i: int, x: Tensor) -> Tensor:
