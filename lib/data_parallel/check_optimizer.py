@@ -126,8 +126,8 @@ def check_elementwise(optimizer: MakeOptimizer, named: Iterable[tuple[str, nn.Pa
 
 def _not_for_pieces(why: str) -> ValueError:
     return ValueError(
-        f"this optimizer cannot work on pieces of parameters ({why}); use an elementwise optimizer, such as SGD, Adam or "
-        "AdamW; make groups by name, because all pieces are flat"
+        f"this optimizer cannot work on pieces of parameters ({why}); use an elementwise optimizer, such as SGD, Adam "
+        "or AdamW; make groups by name, because all pieces are flat"
     )
 
 
