@@ -40,7 +40,7 @@ WORKS = [
     Works(
         "clear gradients, in any way, before or after forward",
         "optimizer.zero_grad(), also with set_to_none=False; model.zero_grad(); p.grad = None; p.grad.zero_()",
-        [[*AVERAGED, ("clear", way), *STEP, ("backward", "sends", way), ("finish",), ("step",)] for way in CLEAR],
+        [[*AVERAGED, ("clear", way), *AVERAGED, ("backward", "sends", way), ("finish",), ("step",)] for way in CLEAR],
     ),
     Works(
         "skip a step whose norm is NaN or huge",
