@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from lib import comm
 from lib.mesh import Group
+from lib.runtime.shapes import check_dim, check_plain, readable
 
 
 @dataclass(frozen=True)
@@ -68,13 +69,15 @@ def shard(whole: Tensor, placement: Placement, group: Group) -> Tensor:
     """This rank's shard of a replicated tensor; a copy, without communication.
 
     Raises:
-        ValueError: the dim cannot be split evenly, or the placement is `Partial`.
+        ValueError: the dim cannot be split evenly, the placement is `Partial`, or no message could carry the tensor.
     """
+    check_plain(whole)
     match placement:
         case Replicate():
             return whole.clone(memory_format=torch.contiguous_format)
         case Shard(dim, copies):
-            parts = split_size(whole.shape[dim], group, f"dim {dim} of a tensor {list(whole.shape)}", copies)
+            size = whole.shape[check_dim(whole, dim)]
+            parts = split_size(size, group, f"dim {dim} of a tensor {list(whole.shape)}", copies)
             part = whole.narrow(dim, group.rank // copies * parts, parts)
             return part.clone(memory_format=torch.contiguous_format)
         case Fused(dim, sizes):
@@ -85,9 +88,10 @@ def shard(whole: Tensor, placement: Placement, group: Group) -> Tensor:
 
 def unshard(part: Tensor, placement: Placement, group: Group) -> Tensor:
     """The full tensor on all ranks. Shard: an all-gather, sends (n−1) · shard bytes; Partial: an all-reduce."""
+    part = readable(part)
     match placement:
         case Replicate():
-            return part.detach().clone()
+            return part.clone()
         case Partial():
             return comm.all_reduce(part, group)
         case Shard(dim, copies):

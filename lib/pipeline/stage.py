@@ -62,6 +62,8 @@ class Stage:
             ScheduleError: its type, shape or dtype is not the one that the next stage receives, or has no gradient.
         """
         shape, dtype = self._form(inputs)
+        if isinstance(y, Tensor) and (why := comm.why_not_plain(y)):
+            raise ScheduleError(f"stage {stage} gives {why}, because messages between stages are plain tensors")
         if not isinstance(y, Tensor) or y.shape != shape or y.dtype != dtype:
             right = comm.spec(torch.empty(shape, dtype=dtype, device="meta"))
             raise ScheduleError(
@@ -130,7 +132,10 @@ class Stage:
         x, y = self._ends.pop(m)
         if y.requires_grad or gradient is None:  # else this stage has nothing to train
             torch.autograd.backward(y, gradient)
-        return torch.zeros_like(x) if x.requires_grad and x.grad is None else x.grad
+        if x.requires_grad:
+            # It may be sparse, as of gather(sparse_grad=True), and a message is not.
+            return torch.zeros_like(x) if x.grad is None else x.grad.to_dense()
+        return None
 
     def backward_weight(self, m: int) -> None:
         """Run the second half: the deferred weight gradients."""

@@ -37,6 +37,19 @@ def test_two_stages_are_one_model(split, recompute):
         torch.testing.assert_close(p.grad, gradient, rtol=1e-12, atol=1e-15)
 
 
+class Picks(nn.Module):
+    """Its input in another order; the gradient of the input is sparse."""
+
+    def forward(self, x):
+        return x.gather(-1, torch.arange(6).flip(0).expand_as(x), sparse_grad=True)
+
+
+def test_the_gradient_that_a_stage_gives_back_is_dense():
+    stage, x = Stage(Picks(), 6), torch.randn(3, 6)
+    stage.forward(0, x, lambda y: (y * torch.arange(6.0)).sum())
+    assert torch.equal(stage.backward(0), torch.arange(6.0).flip(0).expand(3, 6))
+
+
 class Mean(nn.Module):
     """Subtracts a moving average, which begins as None and is replaced in each forward."""
 
