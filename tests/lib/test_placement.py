@@ -77,11 +77,12 @@ def test_distribute_takes_rank_0s_numbers():
     def works(world):
         torch.manual_seed(world.rank)
         frozen = nn.Parameter(torch.randn(4, 2), requires_grad=False)
+        frozen.no_decay = "as an optimizer is told"
         part = distribute(frozen, Shard(0), world)
         first = comm.broadcast(frozen, world)
         with torch.device("meta"):
             nowhere = distribute(nn.Parameter(torch.empty(4, 2)), Shard(0), world)
-        right = torch.equal(part, first[2 * world.rank : 2 * world.rank + 2])
+        right = torch.equal(part, first[2 * world.rank : 2 * world.rank + 2]) and vars(part) == vars(frozen)
         return right, part.requires_grad, nowhere.is_meta, list(nowhere.shape), distribute(None, Shard(0), world)
 
     assert run(works, 2) == [(True, False, True, [2, 2], None)] * 2
