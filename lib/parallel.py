@@ -68,7 +68,7 @@ def facts_of(
             holds full sums, one replica is enough: `mesh.group("pp", "tp")`.
 
     Raises:
-        ValueError: nothing to train, weights shared in different ways, or a shard of the sequence and no mark.
+        ValueError: nothing to train, weights shared in different ways, or a sharded sequence and a missing mark.
     """
     counted = (norm_over or mesh.world).ranks
     pieces = {0: stages} if isinstance(stages, nn.Module) else {s: stage.module for s, stage in stages.items()}
@@ -124,8 +124,8 @@ def parallelize(
     """Parallelize a GPT: return this rank's shards, ready for a training loop; the same call on all ranks.
 
     Args:
-        model: full model; all ranks take the values of rank 0, and parameters not needed on this rank are freed. Layers
-            of your own stay full on the tensor-parallel ranks, where they are right (`tensor_parallel/own_layers.py`).
+        model: full model; all ranks take the values of rank 0, and parameters not needed on this rank are freed.
+            Custom layers stay full on the tensor-parallel ranks, or are refused (`tensor_parallel/custom_layers.py`).
         mesh: `Mesh(MeshShape(**layout.sizes), world)`.
         optimizer: function called with pairs of name and piece.
         seed: seed of dropout. The elements that `nn.Dropout` drops do not depend on the layout.
@@ -139,7 +139,7 @@ def parallelize(
     if not isinstance(model, GPT):
         raise ValueError(
             f"parallelize takes a GPT of lib/model.py, and {type(model).__name__} is none: use FSDP, ZeRO1 or "
-            "BucketedDDP of lib/data_parallel, or stages of your own, Stage(module) of lib/pipeline/stage.py"
+            "BucketedDDP of lib/data_parallel, or write stages yourself, Stage(module) of lib/pipeline/stage.py"
         )
     if dict(mesh.shape.sizes) != layout.sizes or [*mesh.shape.axes] != [*layout.sizes]:
         raise ValueError(f"the layout needs a mesh of {MeshShape(**layout.sizes)}, but got {mesh.shape}")
@@ -158,7 +158,7 @@ def parallelize(
     drop_by_rows(model, (tp.rank, tp.size), (tp.rank, tp.size) if layout.sequence_parallel else (0, 1))
     schedule = layout.make_schedule()
     norm_over = mesh.world if layout.zero else mesh.group("pp", "tp")
-    if schedule.num_stages == 1:  # the model itself, with all that it has of its own
+    if schedule.num_stages == 1:  # the model itself, with its own forward
         stages = {0: Stage(model, model.config.d_model, slices=model.sequence_slices)}
     else:
         stages = stages_of(model, schedule, pp.rank)
@@ -201,7 +201,7 @@ class ParallelGPT:
         owner: steps the parameters that this rank owns.
         norm_over: the ranks over which the gradient norm is summed.
         serial: key of the full `state_dict` → the name of its parameter, and its shape.
-        seed: seed of dropout, and of what layers of your own draw in forward.
+        seed: seed of dropout, and of all random numbers in forward.
         gradients: sums their gradients.
         optimizer: the torch optimizer on the owned pieces.
         shapes: serial name → shape, of all parameters of the full model.

@@ -155,7 +155,7 @@ class GPTStage(nn.Module):
         first: whether the embedding is in this stage.
 
     Raises:
-        ValueError: the model is not a GPT, or computes more than its embedding, blocks and head.
+        ValueError: the model is not a GPT, or has more parts than embedding, blocks and head.
     """
 
     def __init__(self, model: GPT, layers: range, first: bool) -> None:
@@ -172,12 +172,12 @@ class GPTStage(nn.Module):
 
 
 def check_cut(model: nn.Module) -> None:
-    """Check that stages of a model, one after the other, compute what the model does.
+    """Check that the stages of a model together compute the model.
 
     Raises:
-        ValueError: it is not a GPT, or something of its own would be in no stage.
+        ValueError: the model is not a GPT, or has a part that no stage would have.
     """
-    kind, own_stages = type(model).__name__, "write its stages yourself, as Stage(module) of lib/pipeline/stage.py"
+    kind, own_stages = type(model).__name__, "write the stages yourself, as Stage(module) of lib/pipeline/stage.py"
     if not isinstance(model, GPT):
         raise ValueError(f"only a GPT of lib/model.py can be cut into its blocks, and {kind} is none: {own_stages}")
     own = [] if getattr(model.forward, "__func__", None) is GPT.forward else ["forward"]
@@ -186,8 +186,8 @@ def check_cut(model: nn.Module) -> None:
     own += [name.strip("_") for name, hooks in vars(model).items() if name.endswith("_hooks") and hooks]
     if own:
         raise ValueError(
-            f"{kind} has {', '.join(own)} of its own, which would be in no stage: put that into its embed, blocks or "
-            f"head, or {own_stages}"
+            f"{kind} has its own {', '.join(own)}, which no stage would have: move that into embed, blocks or head, or "
+            f"{own_stages}"
         )
     if len(model.blocks) != model.config.num_layers:
         raise ValueError(
@@ -202,7 +202,7 @@ def cut(model: GPT, num_stages: int) -> list[GPTStage]:
     The stages share the parameters of `model`, with the same names. A tied weight is in two stages (`tie`).
 
     Raises:
-        ValueError: more stages than blocks plus head; not a GPT, or one that computes more than its blocks and ends.
+        ValueError: more stages than blocks plus head; or as for `GPTStage`.
     """
     check_cut(model)
     pieces = [GPTStage(model, part, i == 0) for i, part in enumerate(layers_of_stages(model.config, num_stages))]

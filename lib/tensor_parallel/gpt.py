@@ -33,8 +33,8 @@ from lib.mesh import Group
 from lib.model import GPT, MLP, Attention, Block, Embed, Head, Heads
 from lib.placement import Fused, Shard, check_apart, parts, split_size, unshard
 from lib.recompute import recomputed
+from lib.tensor_parallel.custom_layers import BETWEEN, check_layers, is_shardable, is_table, is_tokenwise, unsharded
 from lib.tensor_parallel.linear import ColumnParallelLinear, RowParallelLinear
-from lib.tensor_parallel.own_layers import BETWEEN, check_layers, is_shardable, is_table, is_tokenwise, unsharded
 from lib.tensor_parallel.sequence import dropout, each_rank_its_own, see_slices, slice_of_rank
 from lib.tensor_parallel.vocab import VocabParallelEmbedding
 
@@ -50,7 +50,7 @@ def tensor_parallel(model: Model, group: Group, sequence_parallel: bool = False,
     x[B, T/n, D]: two all-gathers and two reduce-scatters in each direction, the same elements; and two more all-gathers
     in backward, 10(n−1)/n in all, because column layers keep shards of their input and gather them again.
 
-    A layer that is not as `lib/model.py` makes it stays full on each rank, or is refused (`own_layers.py`).
+    A custom layer stays full on each rank, or is refused (`custom_layers.py`).
 
     Args:
         model: changed in place, and returned; its parameters become this rank's shards.

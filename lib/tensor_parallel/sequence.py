@@ -61,12 +61,12 @@ def dropout(p: float, group: Group, sequence_parallel: bool) -> nn.Dropout:
 
 
 def see_slices(module: nn.Module) -> None:
-    """Mark a module between the parallel layers, with all modules in it: its gradients are partial sums.
+    """Mark a module between the parallel layers, and all modules in it: their gradients are partial sums.
 
-    Call it for a layer of your own that treats each token by itself, and draws random numbers only in `nn.Dropout`;
-    before `tensor_parallel`, which takes your word. A forgotten mark is not silent: `tensor_parallel` names each module
-    that it does not know, and `check_marks` each that has parameters and no mark, in a model put together by hand. No
-    step pays for that. A module that works on all tokens says so by `module.partial_gradients = ()`.
+    Call it before `tensor_parallel` for a custom layer that treats tokens independently, and draws random numbers only
+    in `nn.Dropout`. A missing mark raises an error: `tensor_parallel` names each module that it does not know, and
+    `facts_of` each module with parameters and no mark in a model that shards the sequence (`check_marks`). So no step
+    needs to compare replicas. `module.partial_gradients = ()` marks a module that gets all tokens.
     """
     for one in module.modules():
         if not hasattr(one, "placements"):  # a parallel layer has its own marks
@@ -74,10 +74,10 @@ def see_slices(module: nn.Module) -> None:
 
 
 def check_marks(model: nn.Module) -> None:
-    """Check that each trained module of a model that shards the sequence says which of its gradients are partial sums.
+    """Check that all modules of a model that shards the sequence state which of their gradients are partial sums.
 
     Raises:
-        ValueError: a module has trained parameters, but neither `partial_gradients` nor `placements`.
+        ValueError: a module trains parameters, and has no `partial_gradients` and no `placements`.
     """
     if all(getattr(one, "sequence_dim", None) is None for one in model.modules()):
         return
@@ -85,9 +85,9 @@ def check_marks(model: nn.Module) -> None:
         is_marked = hasattr(one, "partial_gradients") or hasattr(one, "placements")
         if not is_marked and any(p.requires_grad for p in one.parameters(recurse=False)):
             raise ValueError(
-                f"{name or 'the model'} ({type(one).__name__}) has parameters, and the layers beside it shard the "
-                "sequence: call see_slices(module) of lib/tensor_parallel/sequence.py if it gets a shard, so that its "
-                "gradients are summed, or set module.partial_gradients = () if it gets all tokens"
+                f"{name or 'the model'} ({type(one).__name__}) has parameters, and other layers of this model shard "
+                "the sequence: call see_slices(module) of lib/tensor_parallel/sequence.py if it gets a shard, so that "
+                "its gradients are summed, or set module.partial_gradients = () if it gets all tokens"
             )
 
 

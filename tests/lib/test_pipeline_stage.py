@@ -182,13 +182,15 @@ def test_a_model_that_stages_would_not_compute_is_refused():
     def end(model):
         model.__class__ = Doubled
 
-    own = "of its own, which would be in no stage: put that into its embed, blocks or head, or write its stages"
-    assert f"Doubled has forward {own}" in refused(end)
-    assert f"GPT has norm {own}" in refused(lambda model: setattr(model, "norm", nn.LayerNorm(8)))
-    assert f"GPT has scale {own}" in refused(lambda model: setattr(model, "scale", nn.Parameter(torch.ones(1))))
-    assert f"GPT has mean {own}" in refused(lambda model: model.register_buffer("mean", torch.ones(1)))
-    assert f"GPT has forward_hooks {own}" in refused(lambda model: model.register_forward_hook(print))
-    assert f"GPT has forward {own}" in refused(lambda model: setattr(model, "forward", lambda tokens: tokens))
+    own = ", which no stage would have: move that into embed, blocks or head, or write the stages yourself"
+    assert f"Doubled has its own forward{own}" in refused(end)
+    assert f"GPT has its own norm{own}" in refused(lambda model: setattr(model, "norm", nn.LayerNorm(8)))
+    assert f"GPT has its own scale{own}" in refused(
+        lambda model: setattr(model, "scale", nn.Parameter(torch.ones(1)))
+    )
+    assert f"GPT has its own mean{own}" in refused(lambda model: model.register_buffer("mean", torch.ones(1)))
+    assert f"GPT has its own forward_hooks{own}" in refused(lambda model: model.register_forward_hook(print))
+    assert f"GPT has its own forward{own}" in refused(lambda model: setattr(model, "forward", lambda tokens: tokens))
     assert "this GPT has 3 blocks, but its config says num_layers=2" in refused(
         lambda model: model.blocks.append(model.blocks[0])
     )

@@ -238,7 +238,8 @@ def test_a_forgotten_mark_is_named():
 
     for (norm, ends), summed, marks in run(works, 2):
         assert (
-            "norm.1 (LayerNorm) has parameters, and the layers beside it shard the sequence: call see_slices" in norm
+            "norm.1 (LayerNorm) has parameters, and other layers of this model shard the sequence: call see_slices"
+            in norm
         )
         assert (
             "ends (Linear) has parameters" in ends and "or set module.partial_gradients = () if it gets all" in ends

@@ -1,18 +1,17 @@
-"""The layers that tensor parallelism knows, and what it says to all others.
+"""Custom layers in a GPT: which layers tensor parallelism shards, and what it requires of all others.
 
-The problem: people put layers of their own into a GPT. One that mixes tokens is wrong on a shard of the sequence. One
-that does not is right there, but its gradients are partial sums, which nobody would add: the loss still falls. A module
-does not say which of the two it is.
+The problem: a model may contain any layer. A layer that mixes tokens is wrong on a shard of the sequence. A layer that
+treats tokens independently is right there, but its gradients are partial sums: unless they are summed, the replicas
+drift apart while the loss falls. A module does not state which of the two it is.
 
-The idea: a layer that is not exactly one of `lib/model.py` stays full on each rank, and what it may be depends on the
-tensors that it gets:
+The idea: a layer that is not exactly a layer of `lib/model.py` stays full on each rank. Then its input decides:
 
-    between the pairs            full x[B, T, D]            anything: each rank computes the same, also gradients
-    … with sequence parallelism  a shard of the sequence    a layer of torch in `TOKENWISE`, or one with a mark
-    around the head              a shard of the logits      one with a mark
+    between the pairs            full x[B, T, D]            any layer: all ranks compute the same, also gradients
+    … with sequence parallelism  a shard of the sequence    a layer in `TOKENWISE`, or a marked layer
+    around the head              a shard of the logits      a marked layer
 
-A mark is the word of the owner: the attribute `partial_gradients`, a tuple of names of parameters, as `see_slices` sets
-it. All others are refused, by name, before anything has changed.
+A mark is a statement by the user: the attribute `partial_gradients`, a tuple of parameter names, as `see_slices` sets
+it. All other layers are refused, by name, before anything changes.
 """
 
 from __future__ import annotations
@@ -35,12 +34,12 @@ METHODS = {Block: ("forward", "_add"), Heads: ("forward", "_attend", "attention"
 
 
 def is_shardable(module: nn.Module, n: int) -> bool:
-    """Whether a module is a layer of `lib/model.py`, as it is made there, that n ranks can shard."""
+    """Whether a module is exactly a layer of `lib/model.py`, which n ranks can shard."""
     return isinstance(module, SHARDED) and not own_part(module, n)
 
 
 def own_part(module: nn.Module, n: int) -> str:
-    """What a module of a known class does not have from there: `forward`, or the name of a child; else empty."""
+    """The first custom part of a module of a known class: `forward`, or the name of a child; empty if none."""
     kind = next(kind for kind in KNOWN if isinstance(module, kind))
     if not _has_methods(module, kind):
         return "forward"
@@ -61,7 +60,7 @@ def own_part(module: nn.Module, n: int) -> str:
 
 
 def unsharded(module: nn.Module, n: int) -> list[tuple[str, nn.Module, str]]:
-    """Name, module and place of all modules that are not replaced by shards, the module itself first."""
+    """Name, module and place of all modules that shards do not replace, the module itself first."""
     has_head = any(isinstance(one, (GPT, Head)) for one in module.modules())
     return list(_walk("", module, AROUND if has_head else BETWEEN, n))
 
@@ -87,8 +86,7 @@ def _walk(name: str, module: nn.Module, place: str, n: int) -> Iterator[tuple[st
 
 
 def is_plain(module: nn.Module | None, *kinds: type[nn.Module]) -> bool:
-    """Whether a module is of one of these classes of torch, and nothing else: no subclass, no parametrization, nothing
-    registered in it, no hook on it or on its parameters."""
+    """Whether a module is exactly of one of these classes: without subclass, parametrization, hooks or additions."""
     if type(module) not in kinds or "forward" in vars(module) or has_hooks(module):
         return False
     if module._modules or module._buffers or not module._parameters.keys() <= {"weight", "bias"}:
@@ -99,17 +97,17 @@ def is_plain(module: nn.Module | None, *kinds: type[nn.Module]) -> bool:
 
 
 def is_table(module: nn.Module | None) -> bool:
-    """Whether a module is an embedding without options, which look at all of its rows."""
+    """Whether a module is an embedding without options, which need the full table."""
     return is_plain(module, nn.Embedding) and all(getattr(module, name) is value for name, value in USUAL.items())
 
 
 def is_tokenwise(module: nn.Module) -> bool:
-    """Whether a module is a layer of torch that treats each token x[…, D] by itself."""
+    """Whether a module is a layer of torch that treats tokens x[…, D] independently."""
     return is_plain(module, *TOKENWISE) and len(getattr(module, "normalized_shape", (1,))) == 1
 
 
 def has_hooks(module: nn.Module) -> bool:
-    """Whether code of somebody else runs when the module does."""
+    """Whether hooks run with the module."""
     return any(found for name, found in vars(module).items() if name.endswith("_hooks"))
 
 
@@ -126,7 +124,7 @@ def _is_stateless(module: nn.Module) -> bool:
 
 
 def _acts_on_shards(mlp: MLP, n: int) -> bool:
-    """Whether the activation of a shard of the features is a shard of the activation: tried, unless it is our own."""
+    """Whether the activation of a shard of the features is a shard of the activation, on random numbers."""
     width, act = mlp.down.in_features, mlp.act
     if mlp.up.out_features not in (width, 2 * width):
         return False
@@ -136,7 +134,7 @@ def _acts_on_shards(mlp: MLP, n: int) -> bool:
         if not _is_stateless(act):
             return False
         act = copy.deepcopy(act).train()  # so that dropout shows
-    x = torch.randn(2, 3, mlp.up.out_features, generator=torch.Generator().manual_seed(0))
+    x = torch.randn(2, 3, mlp.up.out_features, generator=torch.Generator().manual_seed(0), device="cpu")
     shards = [part.flatten(2).clone() for part in x.unflatten(2, (-1, width)).chunk(n, dim=3)]  # of gate and up, each
     try:
         with torch.random.fork_rng(devices=[]):
@@ -150,18 +148,18 @@ def _acts_on_shards(mlp: MLP, n: int) -> bool:
 
 
 def check_layers(model: nn.Module, n: int, sequence_parallel: bool) -> None:
-    """Check, before anything changes, that every layer of a model is right on n tensor-parallel ranks.
+    """Check, before anything changes, that all layers of a model are right on n tensor-parallel ranks.
 
     Raises:
-        ValueError: the model is sharded already, has no layer to shard, or a layer in it may be wrong on shards.
+        ValueError: the model is already sharded, has no layer to shard, or has a layer that may be wrong on shards.
     """
     if any(hasattr(one, "placements") for one in model.modules()):
         raise ValueError("this model is already sharded: give a full model, such as GPT(config)")
     if not any(isinstance(one, GPT) or is_shardable(one, n) for one in model.modules()):
         raise ValueError(
-            f"{type(model).__name__} has no layer that tensor_parallel can shard: it knows GPT, Block, Embed, "
-            "Attention, MLP and Head of lib/model.py, as they are made there; build a model of your own from "
-            "ColumnParallelLinear and RowParallelLinear of lib/tensor_parallel/linear.py"
+            f"{type(model).__name__} has no layer that tensor_parallel can shard: use Embed, Attention, MLP or Head "
+            "of lib/model.py, unchanged, or build the model from ColumnParallelLinear and RowParallelLinear of "
+            "lib/tensor_parallel/linear.py"
         )
     for name, module, place in unsharded(model, n) if n > 1 else ():
         marks = getattr(module, "partial_gradients", None)
@@ -175,18 +173,19 @@ def check_layers(model: nn.Module, n: int, sequence_parallel: bool) -> None:
         elif place == BETWEEN and isinstance(module, Attention) and own_part(module, n) not in ("", "forward"):
             raise ValueError(
                 f"{_said(name, module, n)} mixes tokens, and would get a shard of the sequence: use "
-                "sequence_parallel=False, or Attention as lib/model.py makes it"
+                "sequence_parallel=False, or an unchanged Attention of lib/model.py"
             )
         elif marks is None and not _is_right(module, place, n):
             raise ValueError(f"{_said(name, module, n)} {_WHY[place]}")
 
 
 _WHY = {
-    BETWEEN: "would get a shard of the sequence, and nobody would sum its gradients: call see_slices(module) of "
-    "lib/tensor_parallel/sequence.py before, if it treats each token by itself, or use sequence_parallel=False",
-    AROUND: "may get shards of the logits, [B, T, V/n], or should give them: if it does that right, say which of its "
-    "gradients are partial sums, by module.partial_gradients = () for none, or a tuple of their names; else keep to "
-    "GPT and Head of lib/model.py, or use one tensor-parallel rank",
+    BETWEEN: "would get a shard of the sequence, and its partial gradients would never be summed: first call "
+    "see_slices(module) of lib/tensor_parallel/sequence.py if it treats tokens independently, or use "
+    "sequence_parallel=False",
+    AROUND: "may get shards of the logits, [B, T, V/n], or should return them: if it does so, state which of its "
+    "gradients are partial sums, module.partial_gradients = () if none, or a tuple of names; else use an unchanged GPT "
+    "and Head of lib/model.py, or one tensor-parallel rank",
 }
 
 
@@ -199,7 +198,7 @@ def _is_right(module: nn.Module, place: str, n: int) -> bool:
 
 
 def _said(name: str, module: nn.Module, n: int) -> str:
-    """`blocks.0.mlp (MLP with its own act)`."""
+    """Name, class and custom part of a module: `blocks.0.mlp (MLP with its own act)`."""
     own = ""
     if isinstance(module, KNOWN):
         own = own_part(module, n) or next(iter(module._parameters), "hook")

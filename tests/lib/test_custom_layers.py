@@ -1,4 +1,4 @@
-"""Layers of one's own in a GPT: on every layout they are those of one process, or refused by name."""
+"""Custom layers in a GPT: on every layout the model trains as in one process, or is refused with the layer's name."""
 
 import copy
 import sys
@@ -260,7 +260,7 @@ OWN_MLP, OWN_NORM = put("mlp", OwnMLP), put("norm1", OwnNorm)
 ADAPTED = wrap("attention.qkv", Adapted)
 BOTH_MLPS = ("blocks.0.mlp", "blocks.1.mlp")
 SLICE, TOKENS = "would get a shard of the sequence", "mixes tokens, and would get"
-LOGITS, STAGES = "may get shards of the logits", "which would be in no stage"
+LOGITS, STAGES = "may get shards of the logits", "which no stage would have"
 
 # The change; then what is said, if anything: of slices of the sequence, of full tensors, of stages.
 CASES = {
@@ -329,14 +329,14 @@ CASES = {
         own_gpt,
         "the model (ScaledGPT with its own forward) " + LOGITS,
         "(ScaledGPT with",
-        "ScaledGPT has forward",
+        "ScaledGPT has its own forward",
     ),
-    "own GPT, marked": (own_gpt_marked, "", "", "ScaledGPT has forward, scale of its own, " + STAGES),
+    "own GPT, marked": (own_gpt_marked, "", "", "ScaledGPT has its own forward, scale, " + STAGES),
     "a second head": (
         lambda model: setattr(model, "value", nn.Linear(D, 1)),
         "value (Linear) " + LOGITS,
         "value (Linear) " + LOGITS,
-        "GPT has value of its own, " + STAGES,
+        "GPT has its own value, " + STAGES,
     ),
     "hook on a sharded layer": (hooked("blocks.0.mlp.up"), "(MLP with its own up) " + SLICE, "", ""),
     "hook between": (hooked("blocks.0.mlp"), "blocks.0.mlp (MLP with its own hook) " + SLICE, "", ""),
@@ -345,7 +345,7 @@ CASES = {
         hooked(""),
         "the model (GPT with its own hook)",
         "(GPT with its own hook)",
-        "GPT has forward_hooks",
+        "GPT has its own forward_hooks",
     ),
     "hook on a parameter": (pulled, "blocks.0.mlp (MLP with its own up) " + SLICE, "", ""),
     "nothing dropped": (put("mlp.dropout", nn.Identity), "", "", ""),
@@ -415,7 +415,7 @@ LAYOUTS = {
 
 @pytest.mark.thorough("many layers on more layouts", keep=2)
 @pytest.mark.parametrize("says", LAYOUTS)
-def test_a_layer_of_ones_own_is_right_or_named(says):
+def test_a_custom_layer_is_right_or_named(says):
     cases = [case for case in CASES if says or case != "a batch norm"]
     for rank in run(beside_one_process, 2, LAYOUTS[says], cases):
         for case, found in rank.items():
@@ -444,8 +444,8 @@ def refused(world):
 def test_a_model_without_our_layers_is_refused():
     for taken, nothing, around, twice in run(refused, 2):
         assert taken, "a wrapper, whose owner says that it is right around shards of the logits"
-        assert "Sequential has no layer that tensor_parallel can shard: it knows GPT, Block, Embed" in nothing
-        assert "the model (Inside) may get shards of the logits, [B, T, V/n], or should give them" in around
+        assert "Sequential has no layer that tensor_parallel can shard: use Embed, Attention, MLP or Head" in nothing
+        assert "the model (Inside) may get shards of the logits, [B, T, V/n], or should return them" in around
         assert "this model is already sharded" in twice
 
 
