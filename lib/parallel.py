@@ -46,7 +46,7 @@ from lib.pipeline.lower import lower
 from lib.pipeline.schedules.action import Schedule
 from lib.pipeline.schedules.with_reduce import with_reduce
 from lib.pipeline.stage import Stage, check_cut, stages_of, tie
-from lib.placement import parts, shard, unshard
+from lib.placement import parts, shard, unshard, with_partial_gradients
 from lib.tensor_parallel.gpt import tensor_parallel
 from lib.tensor_parallel.sequence import check_marks
 from lib.tensor_parallel.vocab import vocab_parallel_loss
@@ -74,12 +74,15 @@ def facts_of(
     pieces = {0: stages} if isinstance(stages, nn.Module) else {s: stage.module for s, stage in stages.items()}
     rows, pipeline, cut = ([axis] if axis in mesh.shape.axes else [] for axis in AXES)
     tp, over, over_slices = (_group(mesh, axes) for axes in (cut, rows, rows + cut))
+    slices = set().union(*map(with_partial_gradients, pieces.values()))
     used_by = next((piece.used_by for piece in pieces.values() if hasattr(piece, "used_by")), [])
     tied: list[tuple[dict[int, str], Group | None]] = []  # the users of a weight; their ranks, if there are several
     alike: dict[tuple[int, ...], list[int]] = {}
     for users in used_by:
         ranks = tuple(sorted({rank_of[s] for s in users}))
-        tied.append((users, _group(mesh, [*rows, "pp"], {"pp": ranks}) if len(ranks) > 1 else None))
+        of_slices = {id(pieces[s].get_parameter(name)) for s, name in users.items() if s in pieces} & slices
+        axes = [*rows, "pp", *(cut if of_slices else [])]
+        tied.append((users, _group(mesh, axes, {"pp": ranks}) if len(ranks) > 1 else None))
         if len(ranks) > 1 and (same := alike.setdefault(ranks, [*users])) != [*users]:  # they share buckets
             raise ValueError(
                 f"stages {same} share a weight, {[*users]} another, all on ranks {ranks}: cut them alike"
@@ -89,7 +92,6 @@ def facts_of(
         if tp.size > 1:
             check_marks(piece)
         placements = {name: placement for name, (_, placement) in parts(piece).items()}
-        slices = {id(getattr(m, name)) for m in piece.modules() for name in getattr(m, "partial_gradients", ())}
         shared = {users[number]: (next(iter(users.values())), both) for users, both in tied if number in users}
         for name, p in piece.named_parameters():
             if id(p) in found:  # by a different stage on this rank
@@ -97,7 +99,7 @@ def facts_of(
                 continue
             serial, both = shared.get(name, (name, None))
             sums = both or (over_slices if id(p) in slices else over)
-            copies = len(set((both or over).ranks) & set(counted))
+            copies = len(set(sums.ranks) & set(counted)) // (tp.size if id(p) in slices else 1)
             uses = {"copies": copies, "stages": (number,), "crosses": both is not None}
             found[id(p)] = Fact(serial, p, sums, placement=placements[name], cut_over=tp, **uses)
     crossing = iter(sorted((fact for fact in found.values() if fact.crosses), key=attrgetter("name")))

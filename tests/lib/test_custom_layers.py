@@ -423,6 +423,15 @@ def test_a_custom_layer_is_right_or_named(says):
             assert wanted in found if wanted else found < 1e-12, (case, found)
 
 
+@pytest.mark.thorough("several layouts of four ranks", keep=1)
+@pytest.mark.parametrize("more", [{"pp": 2, "sequence_parallel": True}, {"dp": 2, "zero": 2}, {"pp": 2, "zero": 1}])
+def test_layers_that_stages_and_shards_share(more):
+    """A norm in two stages has partial gradients in both: their sum is over the stages and the shards of each."""
+    layout = Layout(tp=2, microbatches=2, **more)
+    cases = ["nothing", "layers of torch", "shared block", "shared MLP", "dropping"]
+    assert all(apart < 1e-12 for rank in run(beside_one_process, 4, layout, cases) for apart in rank.values())
+
+
 # ---- a model that is not ours ---------------------------------------------------------------------------------------
 
 
