@@ -34,10 +34,10 @@ from lib.data_parallel.fsdp import FSDP
 from lib.data_parallel.optimizer import ShardedOptimizer
 from lib.data_parallel.state_dicts import check_keys, fitting
 from lib.data_parallel.zero import sharded_gradients
-from lib.facts import Fact, check_trains
+from lib.facts import Fact, check_trains, serial_names
 from lib.launch import device
 from lib.layout import AXES, Layout
-from lib.masks import drop_by_rows, row_seed
+from lib.masks import check_rows, drop_by_rows, row_seed
 from lib.memory import MemoryTracker
 from lib.mesh import Group, Mesh, MeshShape
 from lib.model import GPT
@@ -45,9 +45,10 @@ from lib.pipeline.execute import execute
 from lib.pipeline.lower import lower
 from lib.pipeline.schedules.action import Schedule
 from lib.pipeline.schedules.with_reduce import with_reduce
-from lib.pipeline.stage import Stage, stages_of, tie
-from lib.placement import parts, shard, unshard
+from lib.pipeline.stage import Stage, check_cut, stages_of, tie
+from lib.placement import parts, shard, unshard, with_partial_gradients
 from lib.tensor_parallel.gpt import tensor_parallel
+from lib.tensor_parallel.sequence import check_marks
 from lib.tensor_parallel.vocab import vocab_parallel_loss
 
 
@@ -65,25 +66,32 @@ def facts_of(
         rank_of: function from a stage to its rank in the pipeline.
         norm_over: the ranks over which the gradient norm will be summed. Default: all. If every data-parallel rank
             holds full sums, one replica is enough: `mesh.group("pp", "tp")`.
+
+    Raises:
+        ValueError: nothing to train, weights shared in different ways, or a sharded sequence and a missing mark.
     """
     counted = (norm_over or mesh.world).ranks
     pieces = {0: stages} if isinstance(stages, nn.Module) else {s: stage.module for s, stage in stages.items()}
     rows, pipeline, cut = ([axis] if axis in mesh.shape.axes else [] for axis in AXES)
     tp, over, over_slices = (_group(mesh, axes) for axes in (cut, rows, rows + cut))
+    slices = set().union(*map(with_partial_gradients, pieces.values()))
     used_by = next((piece.used_by for piece in pieces.values() if hasattr(piece, "used_by")), [])
     tied: list[tuple[dict[int, str], Group | None]] = []  # the users of a weight; their ranks, if there are several
     alike: dict[tuple[int, ...], list[int]] = {}
     for users in used_by:
         ranks = tuple(sorted({rank_of[s] for s in users}))
-        tied.append((users, _group(mesh, [*rows, "pp"], {"pp": ranks}) if len(ranks) > 1 else None))
+        of_slices = {id(pieces[s].get_parameter(name)) for s, name in users.items() if s in pieces} & slices
+        axes = [*rows, "pp", *(cut if of_slices else [])]
+        tied.append((users, _group(mesh, axes, {"pp": ranks}) if len(ranks) > 1 else None))
         if len(ranks) > 1 and (same := alike.setdefault(ranks, [*users])) != [*users]:  # they share buckets
             raise ValueError(
                 f"stages {same} share a weight, {[*users]} another, all on ranks {ranks}: cut them alike"
             )
     found: dict[int, Fact] = {}
     for number, piece in pieces.items():
+        if tp.size > 1:
+            check_marks(piece)
         placements = {name: placement for name, (_, placement) in parts(piece).items()}
-        slices = {id(getattr(m, name)) for m in piece.modules() for name in getattr(m, "partial_gradients", ())}
         shared = {users[number]: (next(iter(users.values())), both) for users, both in tied if number in users}
         for name, p in piece.named_parameters():
             if id(p) in found:  # by a different stage on this rank
@@ -91,7 +99,7 @@ def facts_of(
                 continue
             serial, both = shared.get(name, (name, None))
             sums = both or (over_slices if id(p) in slices else over)
-            copies = len(set((both or over).ranks) & set(counted))
+            copies = len(set(sums.ranks) & set(counted)) // (tp.size if id(p) in slices else 1)
             uses = {"copies": copies, "stages": (number,), "crosses": both is not None}
             found[id(p)] = Fact(serial, p, sums, placement=placements[name], cut_over=tp, **uses)
     crossing = iter(sorted((fact for fact in found.values() if fact.crosses), key=attrgetter("name")))
@@ -119,16 +127,22 @@ def parallelize(
 
     Args:
         model: full model; all ranks take the values of rank 0, and parameters not needed on this rank are freed.
+            Custom layers stay full on the tensor-parallel ranks, or are refused (`tensor_parallel/custom_layers.py`).
         mesh: `Mesh(MeshShape(**layout.sizes), world)`.
         optimizer: function called with pairs of name and piece.
-        seed: seed of dropout. The dropped elements do not depend on the layout.
+        seed: seed of dropout. The elements that `nn.Dropout` drops do not depend on the layout.
         bucket_bytes: size of gradient buckets, up to `zero=2`.
         dtype: dtype of computation and communication; needs `zero`, which keeps master weights.
 
     Raises:
-        ValueError: a mesh that does not match the layout, a size that cannot be split evenly, nothing to train, or
-            parameters that share memory.
+        ValueError: not a GPT, a layer in it that this layout would compute differently, a mesh that does not match the
+            layout, a size that cannot be split evenly, nothing to train, or parameters that share memory.
     """
+    if not isinstance(model, GPT):
+        raise ValueError(
+            f"parallelize takes a GPT of lib/model.py, and {type(model).__name__} is none: use FSDP, ZeRO1 or "
+            "BucketedDDP of lib/data_parallel, or write stages yourself, Stage(module) of lib/pipeline/stage.py"
+        )
     if dict(mesh.shape.sizes) != layout.sizes or [*mesh.shape.axes] != [*layout.sizes]:
         raise ValueError(f"the layout needs a mesh of {MeshShape(**layout.sizes)}, but got {mesh.shape}")
     if dtype is not None and not layout.zero:
@@ -137,20 +151,23 @@ def parallelize(
         raise ValueError("dtype is for parameters that are trained, and some are frozen: omit dtype, or use zero=3")
     dp, pp, tp = (mesh.group(axis) for axis in AXES)
     tie([model])  # refuses parameters that share memory
-    names = {id(p): name for name, p in model.named_parameters()}
-    serial = {key: (names[id(p)], p.shape) for key, p in model.state_dict(keep_vars=True).items()}
+    check_rows(model, layout.dp * layout.microbatches)
+    if layout.pp > 1:
+        check_cut(model)
+    serial = serial_names(model)
     broadcast_weights(model, mesh.world)
     tensor_parallel(model, tp, layout.sequence_parallel, layout.recompute)
-    if drops := model.config.dropout > 0:
-        drop_by_rows(model, (tp.rank, tp.size), (tp.rank, tp.size) if layout.sequence_parallel else (0, 1))
+    drop_by_rows(model, (tp.rank, tp.size), (tp.rank, tp.size) if layout.sequence_parallel else (0, 1))
     schedule = layout.make_schedule()
     norm_over = mesh.world if layout.zero else mesh.group("pp", "tp")
+    if schedule.num_stages == 1:  # the model itself, with its own forward
+        stages = {0: Stage(model, model.config.d_model, slices=model.sequence_slices)}
+    else:
+        stages = stages_of(model, schedule, pp.rank)
     if layout.zero == 3:
-        stages = {0: Stage(model, model.config.d_model)}
         facts = list(replicas(model, dp))
         owner = FSDP(model, dp, optimizer, op="sum", dtype=dtype)
     else:
-        stages = stages_of(model, schedule, pp.rank)
         facts = facts_of(stages, mesh, schedule.rank_of, norm_over)
         if layout.zero:
             gradients = sharded_gradients(facts, layout.zero, "sum", bucket_bytes, dtype)
@@ -158,7 +175,7 @@ def parallelize(
             gradients = Gradients(facts, "sum", bucket_bytes)
         owner = ShardedOptimizer(gradients, optimizer)
     lowered = lower(with_reduce(schedule, each=layout.zero >= 2))
-    return ParallelGPT(mesh, lowered, stages, facts, owner, norm_over, serial, seed if drops else None)
+    return ParallelGPT(mesh, lowered, stages, facts, owner, norm_over, serial, seed)
 
 
 class Piece(NamedTuple):
@@ -186,7 +203,7 @@ class ParallelGPT:
         owner: steps the parameters that this rank owns.
         norm_over: the ranks over which the gradient norm is summed.
         serial: key of the full `state_dict` → the name of its parameter, and its shape.
-        seed: seed of dropout; None without dropout.
+        seed: seed of dropout, and of all random numbers in forward.
         gradients: sums their gradients.
         optimizer: the torch optimizer on the owned pieces.
         shapes: serial name → shape, of all parameters of the full model.
@@ -199,22 +216,23 @@ class ParallelGPT:
     owner: ShardedOptimizer | FSDP
     norm_over: Group
     serial: Mapping[str, tuple[str, torch.Size]]
-    seed: int | None
+    seed: int
 
     def __post_init__(self) -> None:
         self.dp, self.pp, self.tp = (self.mesh.group(axis) for axis in AXES)
         self.gradients, self.optimizer = self.owner.gradients, self.owner.optimizer
         self.shapes = dict(self.serial.values())
         self._flat_of = {name: flat for flat in self.owner.flats for name in flat.names}
-        self._seeds: list[int] = []  # of dropout, per microbatch of this step
+        self._next = 0  # number of the next step
+        self._seeds: list[int] = []  # per microbatch of this step
         for stage in self.stages.values():
             stage.before = self._before
 
-    def step(self, inputs_BT: Tensor, targets_BT: Tensor, max_norm: float, number: int = 0) -> Tensor:
+    def step(self, inputs_BT: Tensor, targets_BT: Tensor, max_norm: float, number: int | None = None) -> Tensor:
         """One step on the global batch, from which each data-parallel rank takes its rows; the same call on all ranks.
 
         Args:
-            number: number of the step; dropout differs between steps.
+            number: number of the step; dropout differs between steps. Default: the next.
 
         Returns:
             The mean loss over all counted tokens, before the step; float64[], equal on all ranks.
@@ -225,14 +243,15 @@ class ParallelGPT:
             self.owner.step()
         return comm.all_reduce(term, self.dp)
 
-    def backward(self, inputs_BT: Tensor, targets_BT: Tensor, number: int = 0) -> Tensor:
+    def backward(self, inputs_BT: Tensor, targets_BT: Tensor, number: int | None = None) -> Tensor:
         """Forward, backward and sum of gradients; return the loss of this rank's rows, as a term of the mean."""
         mine, loss = data.rows_of_rank(len(inputs_BT), self.dp.rank, self.dp.size), self.term_of(targets_BT)
         x, y = (part[mine].to(device()) for part in (inputs_BT, targets_BT))
-        if self.seed is not None:
-            pieces = torch.arange(mine.start, mine.stop).tensor_split(self.schedule.num_microbatches)
-            self._seeds = [row_seed(self.seed, number, int(rows[0])) for rows in pieces]
-        with torch.random.fork_rng(devices=[], enabled=bool(self._seeds)):
+        number = self._next if number is None else number
+        self._next = number + 1
+        pieces = torch.arange(mine.start, mine.stop).tensor_split(self.schedule.num_microbatches)
+        self._seeds = [row_seed(self.seed, number, int(rows[0])) for rows in pieces]
+        with torch.random.fork_rng([device()] if device().type == "cuda" else []):
             term = execute(self.schedule, self.stages, self.pp, x, y, loss, self.gradients).loss
         self.owner.finish()
         return term
@@ -249,9 +268,9 @@ class ParallelGPT:
             self.gradients.give_up()
 
     def _before(self, microbatch: int) -> None:
-        """Seed dropout for the rows of this microbatch."""
+        """Seed dropout for the rows of this microbatch, equally on all tensor-parallel ranks."""
         if self._seeds and torch.is_grad_enabled():  # not in evaluation
-            torch.default_generator.manual_seed(self._seeds[microbatch])
+            torch.manual_seed(self._seeds[microbatch])
 
     @torch.no_grad()
     def evaluate(self, inputs_BT: Tensor, targets_BT: Tensor) -> Tensor:

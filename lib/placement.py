@@ -174,6 +174,11 @@ def parts(module: nn.Module) -> dict[str, tuple[nn.Parameter, Placement]]:
     }
 
 
+def with_partial_gradients(module: nn.Module) -> set[int]:
+    """The ids of all parameters whose gradients are partial sums, which a module lists in `partial_gradients`."""
+    return {id(getattr(one, name)) for one in module.modules() for name in getattr(one, "partial_gradients", ())}
+
+
 def check_apart(module: nn.Module) -> None:
     """Raise ValueError if a trained parameter shares memory with another tensor of the module: shards would not."""
     held: dict[int, tuple[str, Tensor, np.ndarray]] = {}

@@ -132,7 +132,7 @@ def test_validation_where_a_rank_has_no_rows(zero, pp):
 def test_validation_drops_nothing_and_training_goes_on_dropping():
     config = dataclasses.replace(CONFIG, model=dataclasses.replace(TINY, dropout=0.5))
     model = train_loop.build(Group(), config)
-    model.stages[0].module.blocks["1"].eval()  # somebody's choice
+    model.stages[0].module.blocks[1].eval()  # somebody's choice
     modes = [module.training for module in model.stages[0].module.modules()]
     losses = {train_loop.validate(model, data.load().validation, config, limit=4) for _ in range(3)}
     assert len(losses) == 1, "each look at the same text tells the same"
