@@ -10,7 +10,6 @@ They send the values of any dense tensor, also of a view such as `x.conj()`, and
 Shapes: `S` is the tensor on this rank, n the size of the group.
 """
 
-import pickle
 from collections.abc import Callable, Iterable, Mapping
 from itertools import accumulate, groupby
 from operator import itemgetter
@@ -19,7 +18,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from lib.launch import device
 from lib.mesh import Group
 from lib.runtime.calls import label  # noqa: F401 a caller finds it here
 from lib.runtime.shapes import (
@@ -178,15 +176,6 @@ def _broadcasts(whole: Tensor, part: Tensor, ranks: Group, group: object, async_
         places[ranks.rank].copy_(part)
     each = zip(places, ranks.ranks, strict=True)
     return tuple(_broadcast(place, src, group=group, async_op=async_op) for place, src in each)
-
-
-def all_gather_object(mine: object, group: Group) -> list:
-    """The objects of all ranks, in rank order; pickled, so for small ones."""
-    data = torch.frombuffer(bytearray(pickle.dumps(mine)), dtype=torch.uint8).to(device())
-    sizes = all_gather(torch.tensor([len(data)], device=data.device), group).tolist()
-    padded = torch.cat([data, data.new_zeros(max(sizes) - len(data))])
-    rows = all_gather(padded, group).view(group.size, -1).cpu()
-    return [pickle.loads(row[:size].numpy().tobytes()) for row, size in zip(rows, sizes, strict=True)]
 
 
 def all_to_all(x: Tensor, group: Group, split_dim: int = 0, concat_dim: int = 0) -> Tensor:

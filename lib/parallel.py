@@ -3,7 +3,7 @@
 The problem: the ranks over which a gradient must be summed depend on all axes: a norm may work on a shard of the
 sequence, an embedding may have a second use on a different stage.
 The idea: each technique is applied to the model in turn, and keeps the serial names. Then the two facts of every
-parameter follow from the mesh (`facts_of`), and the rest is composition:
+parameter follow from the mesh (`facts_on_mesh.py`), and the rest is composition:
 
     tensor_parallel(model, mesh.group("tp"))                    each rank has shards of the matrices
     stages = stages_of(model, schedule, mesh.group("pp").rank)  … of some of the layers
@@ -16,10 +16,9 @@ An unused technique is an axis with one rank. `parallelize` does all of this, an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
-from operator import attrgetter
 from typing import NamedTuple
 
 import torch
@@ -28,13 +27,15 @@ from torch import Tensor, nn
 from lib import comm, data, trace
 from lib.cost.sizes import BUCKET_BYTES
 from lib.data_parallel.bucketed_gradients import Gradients
+from lib.data_parallel.check_optimizer import check_groups
 from lib.data_parallel.ddp import broadcast_weights, replicas
 from lib.data_parallel.flat import Flat, MakeOptimizer
 from lib.data_parallel.fsdp import FSDP
 from lib.data_parallel.optimizer import ShardedOptimizer
 from lib.data_parallel.state_dicts import check_keys, fitting
-from lib.data_parallel.zero import sharded_gradients
-from lib.facts import Fact, check_trains, serial_names
+from lib.data_parallel.zero import check_range, sharded_gradients
+from lib.facts import Fact, serial_names
+from lib.facts_on_mesh import facts_of
 from lib.launch import device
 from lib.layout import AXES, Layout
 from lib.masks import check_rows, drop_by_rows, row_seed
@@ -46,71 +47,9 @@ from lib.pipeline.lower import lower
 from lib.pipeline.schedules.action import Schedule
 from lib.pipeline.schedules.with_reduce import with_reduce
 from lib.pipeline.stage import Stage, check_cut, stages_of, tie
-from lib.placement import parts, shard, unshard, with_partial_gradients
+from lib.placement import shard, unshard
 from lib.tensor_parallel.gpt import tensor_parallel
-from lib.tensor_parallel.sequence import check_marks
 from lib.tensor_parallel.vocab import vocab_parallel_loss
-
-
-def facts_of(
-    stages: nn.Module | Mapping[int, Stage], mesh: Mesh, rank_of: Sequence[int] = (0,), norm_over: Group | None = None
-) -> list[Fact]:
-    """The two facts of each parameter on this rank. All ranks must call it: it may make groups.
-
-    A gradient is a sum over the data-parallel ranks; also over the tensor-parallel ranks, if a module marks its
-    gradients as partial; and over the ranks of all stages that share the weight (`tie`).
-
-    Args:
-        stages: the stages on this rank, by number, or a model without pipeline stages.
-        mesh: mesh with any of the axes dp, pp and tp.
-        rank_of: function from a stage to its rank in the pipeline.
-        norm_over: the ranks over which the gradient norm will be summed. Default: all. If every data-parallel rank
-            holds full sums, one replica is enough: `mesh.group("pp", "tp")`.
-
-    Raises:
-        ValueError: nothing to train, weights shared in different ways, or a sharded sequence and a missing mark.
-    """
-    counted = (norm_over or mesh.world).ranks
-    pieces = {0: stages} if isinstance(stages, nn.Module) else {s: stage.module for s, stage in stages.items()}
-    rows, pipeline, cut = ([axis] if axis in mesh.shape.axes else [] for axis in AXES)
-    tp, over, over_slices = (_group(mesh, axes) for axes in (cut, rows, rows + cut))
-    slices = set().union(*map(with_partial_gradients, pieces.values()))
-    used_by = next((piece.used_by for piece in pieces.values() if hasattr(piece, "used_by")), [])
-    tied: list[tuple[dict[int, str], Group | None]] = []  # the users of a weight; their ranks, if there are several
-    alike: dict[tuple[int, ...], list[int]] = {}
-    for users in used_by:
-        ranks = tuple(sorted({rank_of[s] for s in users}))
-        of_slices = {id(pieces[s].get_parameter(name)) for s, name in users.items() if s in pieces} & slices
-        axes = [*rows, "pp", *(cut if of_slices else [])]
-        tied.append((users, _group(mesh, axes, {"pp": ranks}) if len(ranks) > 1 else None))
-        if len(ranks) > 1 and (same := alike.setdefault(ranks, [*users])) != [*users]:  # they share buckets
-            raise ValueError(
-                f"stages {same} share a weight, {[*users]} another, all on ranks {ranks}: cut them alike"
-            )
-    found: dict[int, Fact] = {}
-    for number, piece in pieces.items():
-        if tp.size > 1:
-            check_marks(piece)
-        placements = {name: placement for name, (_, placement) in parts(piece).items()}
-        shared = {users[number]: (next(iter(users.values())), both) for users, both in tied if number in users}
-        for name, p in piece.named_parameters():
-            if id(p) in found:  # by a different stage on this rank
-                found[id(p)] = replace(found[id(p)], stages=(*found[id(p)].stages, number))
-                continue
-            serial, both = shared.get(name, (name, None))
-            sums = both or (over_slices if id(p) in slices else over)
-            copies = len(set(sums.ranks) & set(counted)) // (tp.size if id(p) in slices else 1)
-            uses = {"copies": copies, "stages": (number,), "crosses": both is not None}
-            found[id(p)] = Fact(serial, p, sums, placement=placements[name], cut_over=tp, **uses)
-    crossing = iter(sorted((fact for fact in found.values() if fact.crosses), key=attrgetter("name")))
-    facts = [next(crossing) if fact.crosses else fact for fact in found.values()]  # in the same order on all ranks
-    check_trains(facts, _group(mesh, pipeline), all(hasattr(piece, "used_by") for piece in pieces.values()))
-    return facts
-
-
-def _group(mesh: Mesh, axes: list[str], among: dict | None = None) -> Group:
-    """The group along these axes; of only this rank if there are none."""
-    return mesh.group(*axes, among=among) if axes else Group(ranks=(mesh.world.global_rank,))
 
 
 def parallelize(
@@ -129,14 +68,15 @@ def parallelize(
         model: full model; all ranks take the values of rank 0, and parameters not needed on this rank are freed.
             Custom layers stay full on the tensor-parallel ranks, or are refused (`tensor_parallel/custom_layers.py`).
         mesh: `Mesh(MeshShape(**layout.sizes), world)`.
-        optimizer: function called with pairs of name and piece.
+        optimizer: function called with pairs of name and piece; it may look at names and attributes of parameters.
         seed: seed of dropout. The elements that `nn.Dropout` drops do not depend on the layout.
         bucket_bytes: size of gradient buckets, up to `zero=2`.
         dtype: dtype of computation and communication; needs `zero`, which keeps master weights.
 
     Raises:
         ValueError: not a GPT, a layer in it that this layout would compute differently, a mesh that does not match the
-            layout, a size that cannot be split evenly, nothing to train, or parameters that share memory.
+            layout, a size that cannot be split evenly, nothing to train, parameters that share memory, an optimizer
+            that would treat shards differently, or a dtype that needs loss scaling.
     """
     if not isinstance(model, GPT):
         raise ValueError(
@@ -154,6 +94,10 @@ def parallelize(
     check_rows(model, layout.dp * layout.microbatches)
     if layout.pp > 1:
         check_cut(model)
+    if layout.tp > 1:  # shards will be new tensors
+        check_groups(optimizer, _trained(model), are_flat=layout.zero > 0)
+    if dtype is not None:
+        check_range(dtype)
     serial = serial_names(model)
     broadcast_weights(model, mesh.world)
     tensor_parallel(model, tp, layout.sequence_parallel, layout.recompute)
@@ -176,6 +120,10 @@ def parallelize(
         owner = ShardedOptimizer(gradients, optimizer)
     lowered = lower(with_reduce(schedule, each=layout.zero >= 2))
     return ParallelGPT(mesh, lowered, stages, facts, owner, norm_over, serial, seed)
+
+
+def _trained(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    return [(name, p) for name, p in model.named_parameters() if p.requires_grad]
 
 
 class Piece(NamedTuple):

@@ -151,14 +151,18 @@ def distribute(
     """This rank's shard, as a parameter, of a tensor on rank 0 of the group; on other ranks only its shape counts.
 
     With `agreed`, all ranks already hold the same tensor, and nothing is sent; nor for one on the meta device, or None.
-    The shard keeps the attributes that people set on a parameter, such as `p.no_weight_decay = True`.
     """
     if whole is None:
         return None
     values = whole.detach() if whole.is_meta or agreed else comm.broadcast(whole, group)
-    part = nn.Parameter(shard(values, placement, group), requires_grad=whole.requires_grad)
-    vars(part).update(vars(whole))
-    return part
+    return parameter_like(whole, shard(values, placement, group))
+
+
+def parameter_like(p: nn.Parameter, values: Tensor) -> nn.Parameter:
+    """A new parameter with the attributes that people set on p, such as `p._no_weight_decay = True`."""
+    made = nn.Parameter(values, p.requires_grad)
+    vars(made).update(vars(p))
+    return made
 
 
 def parts(module: nn.Module) -> dict[str, tuple[nn.Parameter, Placement]]:
