@@ -79,6 +79,8 @@ class _Ours(nn.Module):
     def __init__(self, serial: GPT, group: Group, sequence_parallel: bool) -> None:
         super().__init__()
         self.embed, self.head = copy.deepcopy(serial.embed), copy.deepcopy(serial.head)
+        for layer in (*self.embed.modules(), *self.head.modules()):
+            layer.partial_gradients = ()  # each rank has all tokens there
         self.blocks = tensor_parallel(copy.deepcopy(serial.blocks), group, sequence_parallel)
         self.group, self.sequence_parallel = group, sequence_parallel
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from lib import comm
 from lib.mesh import Group
+from lib.runtime.shapes import out_like, readable
 
 # ---- through one rank -----------------------------------------------------------------------------------------------
 
@@ -26,7 +27,7 @@ def naive_broadcast(x: Tensor, group: Group, src: int = 0) -> Tensor:
         return comm.recv(x, group, src).wait()
     others = {rank: x for rank in range(group.size) if rank != src}
     comm.exchange(others, {}, group).wait()
-    return x.detach().clone()
+    return readable(x).clone()
 
 
 def naive_reduce(x: Tensor, group: Group, dst: int = 0) -> Tensor | None:
@@ -34,7 +35,7 @@ def naive_reduce(x: Tensor, group: Group, dst: int = 0) -> Tensor | None:
     if group.rank != dst:
         return comm.send(x, group, dst).wait()
     others = {rank: x for rank in range(group.size) if rank != dst}
-    total = x.detach().clone()
+    total = readable(x).clone()
     for part in comm.exchange({}, others, group).wait().values():
         total += part
     return total
@@ -59,7 +60,7 @@ def tree_reduce(x: Tensor, group: Group, dst: int = 0) -> Tensor | None:
     """
     n, me = group.size, group.rank
     place = (me - dst) % n  # places are counted from dst
-    total, distance = x.detach().clone(), 1
+    total, distance = readable(x).clone(), 1
     while distance < n:
         if place % (2 * distance):  # the higher rank of a pair sends, and is done
             return comm.send(total, group, (me - distance) % n).wait()
@@ -75,7 +76,7 @@ def tree_broadcast(x: Tensor, group: Group, src: int = 0) -> Tensor:
     place, distance = (me - src) % n, 1
     while distance < n and place % (2 * distance) == 0:
         distance *= 2  # up to the distance of the rank that sends to this one
-    x = comm.recv(x, group, (me - distance) % n).wait() if place else x.detach().clone()
+    x = comm.recv(x, group, (me - distance) % n).wait() if place else readable(x).clone()
     while distance > 1:
         distance //= 2
         if place + distance < n:
@@ -99,7 +100,7 @@ def tree_all_reduce(x: Tensor, group: Group) -> Tensor:
 
 def chunks_of(x: Tensor, n: int) -> Sequence[Tensor]:
     """x[…] → n flat views; the first are one element longer if n does not divide S."""
-    return x.detach().reshape(-1).tensor_split(n)
+    return readable(x).reshape(-1).tensor_split(n)
 
 
 def pass_right(x: Tensor, into: Tensor, group: Group) -> Tensor:
@@ -125,8 +126,8 @@ def ring_all_gather(part: Tensor, group: Group, out: Tensor | None = None) -> Te
 
     `out`, flat, receives the S elements in the chunks of `chunks_of`; None if all chunks are equal.
     """
-    n = group.size
-    out = part.new_empty(n * part.numel()) if out is None else out
+    n, part = group.size, readable(part).reshape(-1)
+    out = out_like(part, (n * part.numel(),) if out is None else out.shape, out)
     chunks = chunks_of(out, n)
     chunks[group.rank].copy_(part)
     for step in range(n - 1):

@@ -5,11 +5,11 @@ nothing, and on gloo hides mistakes: an int32 added to a float32 is silent garba
 all-reduce that sends twice the necessary bytes.
 The idea: a few functions that return new tensors, take any dim, count bytes, and compare the calls of all ranks before
 a byte moves (`lib.runtime.call_table`). On a group of one rank they move nothing. Gradients do not flow through them.
+They send the values of any dense tensor, also of a view such as `x.conj()`, and refuse others, such as a sparse one.
 
 Shapes: `S` is the tensor on this rank, n the size of the group.
 """
 
-import pickle
 from collections.abc import Callable, Iterable, Mapping
 from itertools import accumulate, groupby
 from operator import itemgetter
@@ -18,10 +18,23 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from lib.launch import device
 from lib.mesh import Group
 from lib.runtime.calls import label  # noqa: F401 a caller finds it here
-from lib.runtime.shapes import COUNTED, as_bytes, check_dim, front, join, ordered, out_like, spec, split, unordered
+from lib.runtime.shapes import (
+    COUNTED,
+    as_bytes,
+    check_dim,
+    front,
+    join,
+    ordered,
+    out_like,
+    readable,
+    spec,
+    split,
+    unordered,
+    why_not_plain,  # noqa: F401 a caller finds it here
+    writable,
+)
 from lib.runtime.transfer import Pending, collective, link, message  # noqa: F401 this too
 
 TOGETHER_BYTES = 16 * 2**20  # per message of `agree`
@@ -61,11 +74,12 @@ def all_reduce(x: Tensor, group: Group, op: str = "sum", out: Tensor | None = No
 
 def all_reduce_start(x: Tensor, group: Group, op: str = "sum", out: Tensor | None = None) -> Pending:
     """Start an `all_reduce` in the background; do not use `x` or `out` before `wait()`."""
-    reduce_op, _ = _reduce_op(op, x)
-    out = out_like(x, x.shape, out)
-    body = out.detach()
-    if out is not x:
-        body.copy_(x.detach())
+    given, in_place = readable(x), out is x
+    reduce_op, _ = _reduce_op(op, given)
+    out = out_like(given, given.shape, out)
+    body = readable(out)
+    if not in_place:
+        body.copy_(given)
     sent = ordered(body, op) if op in ("max", "min") and body.is_floating_point() else body
 
     def finish() -> Tensor:
@@ -98,6 +112,7 @@ def reduce_scatter_start(
     x: Tensor, group: Group, dim: int = 0, op: str = "sum", out: Tensor | None = None
 ) -> Pending:
     """Start a `reduce_scatter` in the background; `wait()` computes the sum, and `x` must not change before."""
+    x = readable(x)
     (reduce_op, add), n = _reduce_op(op, x), group.size
     parts = split(x, group, dim, "reduce_scatter")  # [n, S/n…]
     body = front(parts, parts.shape[1:], dim, out)
@@ -138,7 +153,8 @@ def all_gather(x: Tensor, group: Group, dim: int = 0, out: Tensor | None = None)
 
 def all_gather_start(x: Tensor, group: Group, dim: int = 0, out: Tensor | None = None) -> Pending:
     """Start an `all_gather` in the background; do not use `x` or `out` before `wait()`."""
-    part = x.detach().movedim(check_dim(x, dim), 0).contiguous()
+    x = readable(x)
+    part = x.movedim(check_dim(x, dim), 0).contiguous()
     whole = front(part, (group.size * part.shape[0], *part.shape[1:]), dim, out)
     if group.size == 1:
         whole.copy_(part)
@@ -162,15 +178,6 @@ def _broadcasts(whole: Tensor, part: Tensor, ranks: Group, group: object, async_
     return tuple(_broadcast(place, src, group=group, async_op=async_op) for place, src in each)
 
 
-def all_gather_object(mine: object, group: Group) -> list:
-    """The objects of all ranks, in rank order; pickled, so for small ones."""
-    data = torch.frombuffer(bytearray(pickle.dumps(mine)), dtype=torch.uint8).to(device())
-    sizes = all_gather(torch.tensor([len(data)], device=data.device), group).tolist()
-    padded = torch.cat([data, data.new_zeros(max(sizes) - len(data))])
-    rows = all_gather(padded, group).view(group.size, -1).cpu()
-    return [pickle.loads(row[:size].numpy().tobytes()) for row, size in zip(rows, sizes, strict=True)]
-
-
 def all_to_all(x: Tensor, group: Group, split_dim: int = 0, concat_dim: int = 0) -> Tensor:
     """Send slice j along `split_dim` to rank j, and concatenate the received slices along `concat_dim`.
 
@@ -179,6 +186,7 @@ def all_to_all(x: Tensor, group: Group, split_dim: int = 0, concat_dim: int = 0)
     Raises:
         ValueError: `split_dim` cannot be split over the group.
     """
+    x = readable(x)
     check_dim(x, concat_dim)
     parts = split(x, group, split_dim, "all_to_all")
     got = torch.empty_like(parts) if group.size > 1 else parts
@@ -193,7 +201,8 @@ def all_to_all(x: Tensor, group: Group, split_dim: int = 0, concat_dim: int = 0)
 def broadcast(x: Tensor, group: Group, src: int = 0) -> Tensor:
     """Return the tensor of group rank `src` on all ranks: x[S] → [S]. On other ranks `x` gives shape and dtype."""
     _check_rank(src, group, "src")
-    what, out = f"broadcast src={src}", x.detach().clone(memory_format=torch.contiguous_format)
+    x = readable(x)
+    what, out = f"broadcast src={src}", x.clone(memory_format=torch.contiguous_format)
     return collective(what, x, group, lambda: out, _broadcast, as_bytes(out), group.ranks[src]).wait()
 
 
@@ -202,9 +211,13 @@ def agree(tensors: Iterable[Tensor], group: Group) -> None:
     """Overwrite tensors by the tensors of rank 0 of the group, except tensors on the meta device.
 
     Small tensors of one dtype and device share a message, because each message costs a latency.
+
+    Raises:
+        ValueError: no message can carry a tensor, or it is read-only.
     """
+    here = [writable(x) for x in tensors]
     # Of an expanded tensor, the elements that it repeats.
-    once = [x[(..., *(slice(None if step else 1) for step in x.stride()))] for x in tensors if not x.is_meta]
+    once = [x[(..., *(slice(None if step else 1) for step in x.stride()))] for x in here if not x.is_meta]
     ends = accumulate(x.nbytes for x in once)
     messages = [(x.dtype, x.device, end // TOGETHER_BYTES) for x, end in zip(once, ends, strict=True)]
     for _, neighbours in groupby(zip(messages, once, strict=True), key=itemgetter(0)):
@@ -220,9 +233,10 @@ def reduce(x: Tensor, group: Group, dst: int = 0, op: str = "sum") -> Tensor | N
     The reduce of gloo is a reduce-scatter and a gather, which moves S bytes more. Here the ranks form a chain that ends
     at `dst`.
     """
+    x = readable(x)
     reduce_op, add = _reduce_op(op, x)
     _check_rank(dst, group, "dst")
-    out = x.detach().clone(memory_format=torch.contiguous_format)
+    out = x.clone(memory_format=torch.contiguous_format)
 
     def finish() -> Tensor | None:
         if group.rank != dst:
@@ -265,7 +279,7 @@ def barrier(group: Group) -> None:
 def send(x: Tensor, group: Group, dst: int) -> Pending:
     """Start to send `x` to group rank `dst`; do not change `x` until that rank receives it."""
     _check_rank(dst, group, "dst", other=True)
-    return message("send", x.detach().contiguous(), group, dst, _isend)
+    return message("send", readable(x).contiguous(), group, dst, _isend)
 
 
 def recv(like: Tensor, group: Group, src: int, out: Tensor | None = None) -> Pending:
@@ -278,7 +292,8 @@ def recv(like: Tensor, group: Group, src: int, out: Tensor | None = None) -> Pen
         ValueError: an `out` of a different shape, dtype or layout.
     """
     _check_rank(src, group, "src", other=True)
-    return message("recv", out_like(like, like.shape, out).detach(), group, src, _irecv)
+    like = readable(like)
+    return message("recv", readable(out_like(like, like.shape, out)), group, src, _irecv)
 
 
 def exchange(sends: Mapping[int, Tensor], recvs: Mapping[int, Tensor], group: Group) -> Pending:
@@ -286,6 +301,11 @@ def exchange(sends: Mapping[int, Tensor], recvs: Mapping[int, Tensor], group: Gr
 
     With gloo the order on the peers does not matter. NCCL may need `dist.batch_isend_irecv` where two ranks exchange.
     """
+    for name, peers in (("dst", sends), ("src", recvs)):
+        for peer in peers:
+            _check_rank(peer, group, name, other=True)
+    sends = {dst: readable(x) for dst, x in sends.items()}
+    recvs = {src: readable(like) for src, like in recvs.items()}
     coming = {src: recv(like, group, src) for src, like in recvs.items()}
     going = [send(x, group, dst) for dst, x in sends.items()]
 
@@ -313,7 +333,7 @@ def _reduce_op(op: str, x: Tensor) -> tuple[dist.ReduceOp, Callable]:
     if op in ("max", "min") and x.is_complex():
         raise ValueError(f"{spec(x)} has no {op}, because complex numbers have no order; use x.abs()")
     if x.dtype not in COUNTED:
-        wider = "float" if x.is_floating_point() else "int"
+        wider = "float" if x.is_floating_point() else "cfloat" if x.is_complex() else "int"
         raise ValueError(f"no backend reduces {spec(x)}; use x.{wider}()")
     return _OPS["max" if x.dtype == torch.bool and op == "sum" else op]  # torch adds bools as any()
 

@@ -28,6 +28,7 @@ from torch import Tensor
 from lib import comm
 from lib.mesh import Group
 from lib.placement import Shard, shard
+from lib.runtime.shapes import check_plain
 
 Map = Callable[[Tensor], Tensor]
 
@@ -81,5 +82,6 @@ def all_gather_split(x: Tensor, group: Group, dim: int) -> Tensor:
 
 
 def identity(x: Tensor) -> Tensor:
-    """A new tensor that shares the memory of x."""
+    """A new tensor that shares the memory of x. Raises ValueError if no message could carry it."""
+    check_plain(x)
     return x.view_as(x)

@@ -99,3 +99,19 @@ def check_trains(facts: Iterable[Fact], stages: Group | None = None, is_tied: bo
                     "weight, shared by (tied in) both, call `tie` of lib/pipeline/stage.py with all stages on every "
                     "rank; if not, start with different values"
                 )
+
+
+def serial_names(model: nn.Module) -> dict[str, tuple[str, torch.Size]]:
+    """Key of the `state_dict` of a serial model → the name of its parameter, and its shape.
+
+    Raises:
+        ValueError: the state has something else.
+    """
+    names = {id(p): name for name, p in model.named_parameters()}
+    state = model.state_dict(keep_vars=True)
+    if others := [key for key, x in state.items() if id(x) not in names]:
+        raise ValueError(
+            f"{others[0]} is in the state of this model, but is no parameter, and a layout saves and loads only these: "
+            "use register_buffer(..., persistent=False), or a layer without it"
+        )
+    return {key: (names[id(p)], p.shape) for key, p in state.items()}

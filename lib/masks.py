@@ -19,35 +19,65 @@ import zlib
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import softmax
+from torch.nn.modules.batchnorm import _BatchNorm
 
-from lib.model import GPT, MLP, Attention, Embed, Heads
+from lib.model import Attention, Heads
 
 _ROWS = 2**20  # of a global batch, at most
 _WORDS = 2**64
+_DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 _STEP = 0x9E3779B97F4A7C15 - _WORDS  # of the counter; as an int64
 
 
 def row_seed(seed: int, step: int, first_row: int) -> int:
     """The seed for torch's generator while a rank computes sequences of a global batch, from `first_row` < 2²⁰ on."""
     if not 0 <= first_row < _ROWS:
-        raise ValueError(f"row {first_row} of a batch: with dropout there may be at most {_ROWS} rows")
+        raise ValueError(f"row {first_row} of a batch: there may be at most {_ROWS} rows")
     return (_mixed(_mixed(torch.tensor(seed)) + step).item() & 2**63 - _ROWS) + first_row
 
 
-def drop_by_rows(model: GPT, of_heads: tuple[int, int] = (0, 1), of_tokens: tuple[int, int] = (0, 1)) -> None:
+def drop_by_rows(model: nn.Module, of_heads: tuple[int, int] = (0, 1), of_tokens: tuple[int, int] = (0, 1)) -> None:
     """Replace the dropout of a GPT, which draws from a stream, by dropout that follows from sequences and layer names.
 
     Args:
-        of_heads, of_tokens: (number, count) of the shard of this rank: of the heads, and of the sequence between the
-            parallel layers.
+        of_heads, of_tokens: (number, count) of the shard of this rank: of the heads in tensor-parallel attention, and
+            of the sequence between the parallel layers.
     """
-    p = model.config.dropout
     for name, module in list(model.named_modules()):
-        if isinstance(module, (Embed, Attention, MLP)):
-            module.dropout = RowDropout(p, name, *of_tokens)
-        if isinstance(module, Attention):
-            heads = next(inside for inside in module.heads.modules() if isinstance(inside, Heads))
-            module.heads = HeadsWithMasks(heads, RowDropout(p, f"{name}.heads", *of_heads))
+        for child, layer in module._modules.items():
+            if isinstance(layer, nn.Dropout):
+                path = f"{name}.{child}".lstrip(".").removesuffix(".dropout")
+                setattr(module, child, RowDropout(layer.p, path, *of_tokens).train(layer.training))
+        if isinstance(module, Attention) and "heads" in module._modules:
+            heads = next((inside for inside in module.heads.modules() if isinstance(inside, Heads)), None)
+            if heads is not None and heads.p:
+                mine = (0, 1) if heads is module.heads else of_heads  # all heads; tensor parallelism wraps its shard
+                masks = RowDropout(heads.p, f"{name}.heads", *mine)
+                module.heads = HeadsWithMasks(heads, masks).train(heads.training)
+
+
+def check_rows(model: nn.Module, pieces: int) -> None:
+    """Check, before a model is sharded, that its layers treat each sequence in the same way in all layouts.
+
+    Args:
+        pieces: number of pieces of the global batch: over data-parallel ranks and microbatches.
+
+    Raises:
+        ValueError: a batch norm, if the batch is split; dropout that `drop_by_rows` cannot replace.
+    """
+    for name, module in model.named_modules():
+        said, p = f"{name} ({type(module).__name__})", getattr(module, "p", 0)
+        if isinstance(module, _BatchNorm) and pieces > 1:
+            raise ValueError(
+                f"{said} takes its mean over all sequences, and this layout splits a batch into {pieces} pieces, each "
+                "with its own mean: use LayerNorm, RMSNorm or GroupNorm, or one piece"
+            )
+        if isinstance(module, _DROPOUT) and p and type(module) is not nn.Dropout:
+            raise ValueError(f"{said} draws from a stream, which differs between layouts: use nn.Dropout")
+        if isinstance(module, Heads) and p and type(module) is not Heads:
+            raise ValueError(
+                f"{said} has dropout, which is replaced with all that it adds to Heads of lib/model.py: use p = 0 there"
+            )
 
 
 class RowDropout(nn.Module):

@@ -3,7 +3,7 @@
 The problem: the ranks over which a gradient must be summed depend on all axes: a norm may work on a shard of the
 sequence, an embedding may have a second use on a different stage.
 The idea: each technique is applied to the model in turn, and keeps the serial names. Then the two facts of every
-parameter follow from the mesh (`facts_of`), and the rest is composition:
+parameter follow from the mesh (`facts_on_mesh.py`), and the rest is composition:
 
     tensor_parallel(model, mesh.group("tp"))                    each rank has shards of the matrices
     stages = stages_of(model, schedule, mesh.group("pp").rank)  … of some of the layers
@@ -16,10 +16,9 @@ An unused technique is an axis with one rank. `parallelize` does all of this, an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
-from operator import attrgetter
 from typing import NamedTuple
 
 import torch
@@ -28,16 +27,18 @@ from torch import Tensor, nn
 from lib import comm, data, trace
 from lib.cost.sizes import BUCKET_BYTES
 from lib.data_parallel.bucketed_gradients import Gradients
+from lib.data_parallel.check_optimizer import check_groups
 from lib.data_parallel.ddp import broadcast_weights, replicas
 from lib.data_parallel.flat import Flat, MakeOptimizer
 from lib.data_parallel.fsdp import FSDP
 from lib.data_parallel.optimizer import ShardedOptimizer
 from lib.data_parallel.state_dicts import check_keys, fitting
-from lib.data_parallel.zero import sharded_gradients
-from lib.facts import Fact, check_trains
+from lib.data_parallel.zero import check_range, sharded_gradients
+from lib.facts import Fact, serial_names
+from lib.facts_on_mesh import facts_of
 from lib.launch import device
 from lib.layout import AXES, Layout
-from lib.masks import drop_by_rows, row_seed
+from lib.masks import check_rows, drop_by_rows, row_seed
 from lib.memory import MemoryTracker
 from lib.mesh import Group, Mesh, MeshShape
 from lib.model import GPT
@@ -45,64 +46,10 @@ from lib.pipeline.execute import execute
 from lib.pipeline.lower import lower
 from lib.pipeline.schedules.action import Schedule
 from lib.pipeline.schedules.with_reduce import with_reduce
-from lib.pipeline.stage import Stage, stages_of, tie
-from lib.placement import parts, shard, unshard
+from lib.pipeline.stage import Stage, check_cut, stages_of, tie
+from lib.placement import shard, unshard
 from lib.tensor_parallel.gpt import tensor_parallel
 from lib.tensor_parallel.vocab import vocab_parallel_loss
-
-
-def facts_of(
-    stages: nn.Module | Mapping[int, Stage], mesh: Mesh, rank_of: Sequence[int] = (0,), norm_over: Group | None = None
-) -> list[Fact]:
-    """The two facts of each parameter on this rank. All ranks must call it: it may make groups.
-
-    A gradient is a sum over the data-parallel ranks; also over the tensor-parallel ranks, if a module marks its
-    gradients as partial; and over the ranks of all stages that share the weight (`tie`).
-
-    Args:
-        stages: the stages on this rank, by number, or a model without pipeline stages.
-        mesh: mesh with any of the axes dp, pp and tp.
-        rank_of: function from a stage to its rank in the pipeline.
-        norm_over: the ranks over which the gradient norm will be summed. Default: all. If every data-parallel rank
-            holds full sums, one replica is enough: `mesh.group("pp", "tp")`.
-    """
-    counted = (norm_over or mesh.world).ranks
-    pieces = {0: stages} if isinstance(stages, nn.Module) else {s: stage.module for s, stage in stages.items()}
-    rows, pipeline, cut = ([axis] if axis in mesh.shape.axes else [] for axis in AXES)
-    tp, over, over_slices = (_group(mesh, axes) for axes in (cut, rows, rows + cut))
-    used_by = next((piece.used_by for piece in pieces.values() if hasattr(piece, "used_by")), [])
-    tied: list[tuple[dict[int, str], Group | None]] = []  # the users of a weight; their ranks, if there are several
-    alike: dict[tuple[int, ...], list[int]] = {}
-    for users in used_by:
-        ranks = tuple(sorted({rank_of[s] for s in users}))
-        tied.append((users, _group(mesh, [*rows, "pp"], {"pp": ranks}) if len(ranks) > 1 else None))
-        if len(ranks) > 1 and (same := alike.setdefault(ranks, [*users])) != [*users]:  # they share buckets
-            raise ValueError(
-                f"stages {same} share a weight, {[*users]} another, all on ranks {ranks}: cut them alike"
-            )
-    found: dict[int, Fact] = {}
-    for number, piece in pieces.items():
-        placements = {name: placement for name, (_, placement) in parts(piece).items()}
-        slices = {id(getattr(m, name)) for m in piece.modules() for name in getattr(m, "partial_gradients", ())}
-        shared = {users[number]: (next(iter(users.values())), both) for users, both in tied if number in users}
-        for name, p in piece.named_parameters():
-            if id(p) in found:  # by a different stage on this rank
-                found[id(p)] = replace(found[id(p)], stages=(*found[id(p)].stages, number))
-                continue
-            serial, both = shared.get(name, (name, None))
-            sums = both or (over_slices if id(p) in slices else over)
-            copies = len(set((both or over).ranks) & set(counted))
-            uses = {"copies": copies, "stages": (number,), "crosses": both is not None}
-            found[id(p)] = Fact(serial, p, sums, placement=placements[name], cut_over=tp, **uses)
-    crossing = iter(sorted((fact for fact in found.values() if fact.crosses), key=attrgetter("name")))
-    facts = [next(crossing) if fact.crosses else fact for fact in found.values()]  # in the same order on all ranks
-    check_trains(facts, _group(mesh, pipeline), all(hasattr(piece, "used_by") for piece in pieces.values()))
-    return facts
-
-
-def _group(mesh: Mesh, axes: list[str], among: dict | None = None) -> Group:
-    """The group along these axes; of only this rank if there are none."""
-    return mesh.group(*axes, among=among) if axes else Group(ranks=(mesh.world.global_rank,))
 
 
 def parallelize(
@@ -119,16 +66,23 @@ def parallelize(
 
     Args:
         model: full model; all ranks take the values of rank 0, and parameters not needed on this rank are freed.
+            Custom layers stay full on the tensor-parallel ranks, or are refused (`tensor_parallel/custom_layers.py`).
         mesh: `Mesh(MeshShape(**layout.sizes), world)`.
-        optimizer: function called with pairs of name and piece.
-        seed: seed of dropout. The dropped elements do not depend on the layout.
+        optimizer: function called with pairs of name and piece; it may look at names and attributes of parameters.
+        seed: seed of dropout. The elements that `nn.Dropout` drops do not depend on the layout.
         bucket_bytes: size of gradient buckets, up to `zero=2`.
         dtype: dtype of computation and communication; needs `zero`, which keeps master weights.
 
     Raises:
-        ValueError: a mesh that does not match the layout, a size that cannot be split evenly, nothing to train, or
-            parameters that share memory.
+        ValueError: not a GPT, a layer in it that this layout would compute differently, a mesh that does not match the
+            layout, a size that cannot be split evenly, nothing to train, parameters that share memory, an optimizer
+            that would treat shards differently, or a dtype that needs loss scaling.
     """
+    if not isinstance(model, GPT):
+        raise ValueError(
+            f"parallelize takes a GPT of lib/model.py, and {type(model).__name__} is none: use FSDP, ZeRO1 or "
+            "BucketedDDP of lib/data_parallel, or write stages yourself, Stage(module) of lib/pipeline/stage.py"
+        )
     if dict(mesh.shape.sizes) != layout.sizes or [*mesh.shape.axes] != [*layout.sizes]:
         raise ValueError(f"the layout needs a mesh of {MeshShape(**layout.sizes)}, but got {mesh.shape}")
     if dtype is not None and not layout.zero:
@@ -137,20 +91,27 @@ def parallelize(
         raise ValueError("dtype is for parameters that are trained, and some are frozen: omit dtype, or use zero=3")
     dp, pp, tp = (mesh.group(axis) for axis in AXES)
     tie([model])  # refuses parameters that share memory
-    names = {id(p): name for name, p in model.named_parameters()}
-    serial = {key: (names[id(p)], p.shape) for key, p in model.state_dict(keep_vars=True).items()}
+    check_rows(model, layout.dp * layout.microbatches)
+    if layout.pp > 1:
+        check_cut(model)
+    if layout.tp > 1:  # shards will be new tensors
+        check_groups(optimizer, _trained(model), are_flat=layout.zero > 0)
+    if dtype is not None:
+        check_range(dtype)
+    serial = serial_names(model)
     broadcast_weights(model, mesh.world)
     tensor_parallel(model, tp, layout.sequence_parallel, layout.recompute)
-    if drops := model.config.dropout > 0:
-        drop_by_rows(model, (tp.rank, tp.size), (tp.rank, tp.size) if layout.sequence_parallel else (0, 1))
+    drop_by_rows(model, (tp.rank, tp.size), (tp.rank, tp.size) if layout.sequence_parallel else (0, 1))
     schedule = layout.make_schedule()
     norm_over = mesh.world if layout.zero else mesh.group("pp", "tp")
+    if schedule.num_stages == 1:  # the model itself, with its own forward
+        stages = {0: Stage(model, model.config.d_model, slices=model.sequence_slices)}
+    else:
+        stages = stages_of(model, schedule, pp.rank)
     if layout.zero == 3:
-        stages = {0: Stage(model, model.config.d_model)}
         facts = list(replicas(model, dp))
         owner = FSDP(model, dp, optimizer, op="sum", dtype=dtype)
     else:
-        stages = stages_of(model, schedule, pp.rank)
         facts = facts_of(stages, mesh, schedule.rank_of, norm_over)
         if layout.zero:
             gradients = sharded_gradients(facts, layout.zero, "sum", bucket_bytes, dtype)
@@ -158,7 +119,11 @@ def parallelize(
             gradients = Gradients(facts, "sum", bucket_bytes)
         owner = ShardedOptimizer(gradients, optimizer)
     lowered = lower(with_reduce(schedule, each=layout.zero >= 2))
-    return ParallelGPT(mesh, lowered, stages, facts, owner, norm_over, serial, seed if drops else None)
+    return ParallelGPT(mesh, lowered, stages, facts, owner, norm_over, serial, seed)
+
+
+def _trained(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    return [(name, p) for name, p in model.named_parameters() if p.requires_grad]
 
 
 class Piece(NamedTuple):
@@ -186,7 +151,7 @@ class ParallelGPT:
         owner: steps the parameters that this rank owns.
         norm_over: the ranks over which the gradient norm is summed.
         serial: key of the full `state_dict` → the name of its parameter, and its shape.
-        seed: seed of dropout; None without dropout.
+        seed: seed of dropout, and of all random numbers in forward.
         gradients: sums their gradients.
         optimizer: the torch optimizer on the owned pieces.
         shapes: serial name → shape, of all parameters of the full model.
@@ -199,22 +164,23 @@ class ParallelGPT:
     owner: ShardedOptimizer | FSDP
     norm_over: Group
     serial: Mapping[str, tuple[str, torch.Size]]
-    seed: int | None
+    seed: int
 
     def __post_init__(self) -> None:
         self.dp, self.pp, self.tp = (self.mesh.group(axis) for axis in AXES)
         self.gradients, self.optimizer = self.owner.gradients, self.owner.optimizer
         self.shapes = dict(self.serial.values())
         self._flat_of = {name: flat for flat in self.owner.flats for name in flat.names}
-        self._seeds: list[int] = []  # of dropout, per microbatch of this step
+        self._next = 0  # number of the next step
+        self._seeds: list[int] = []  # per microbatch of this step
         for stage in self.stages.values():
             stage.before = self._before
 
-    def step(self, inputs_BT: Tensor, targets_BT: Tensor, max_norm: float, number: int = 0) -> Tensor:
+    def step(self, inputs_BT: Tensor, targets_BT: Tensor, max_norm: float, number: int | None = None) -> Tensor:
         """One step on the global batch, from which each data-parallel rank takes its rows; the same call on all ranks.
 
         Args:
-            number: number of the step; dropout differs between steps.
+            number: number of the step; dropout differs between steps. Default: the next.
 
         Returns:
             The mean loss over all counted tokens, before the step; float64[], equal on all ranks.
@@ -225,14 +191,15 @@ class ParallelGPT:
             self.owner.step()
         return comm.all_reduce(term, self.dp)
 
-    def backward(self, inputs_BT: Tensor, targets_BT: Tensor, number: int = 0) -> Tensor:
+    def backward(self, inputs_BT: Tensor, targets_BT: Tensor, number: int | None = None) -> Tensor:
         """Forward, backward and sum of gradients; return the loss of this rank's rows, as a term of the mean."""
         mine, loss = data.rows_of_rank(len(inputs_BT), self.dp.rank, self.dp.size), self.term_of(targets_BT)
         x, y = (part[mine].to(device()) for part in (inputs_BT, targets_BT))
-        if self.seed is not None:
-            pieces = torch.arange(mine.start, mine.stop).tensor_split(self.schedule.num_microbatches)
-            self._seeds = [row_seed(self.seed, number, int(rows[0])) for rows in pieces]
-        with torch.random.fork_rng(devices=[], enabled=bool(self._seeds)):
+        number = self._next if number is None else number
+        self._next = number + 1
+        pieces = torch.arange(mine.start, mine.stop).tensor_split(self.schedule.num_microbatches)
+        self._seeds = [row_seed(self.seed, number, int(rows[0])) for rows in pieces]
+        with torch.random.fork_rng([device()] if device().type == "cuda" else []):
             term = execute(self.schedule, self.stages, self.pp, x, y, loss, self.gradients).loss
         self.owner.finish()
         return term
@@ -249,9 +216,9 @@ class ParallelGPT:
             self.gradients.give_up()
 
     def _before(self, microbatch: int) -> None:
-        """Seed dropout for the rows of this microbatch."""
+        """Seed dropout for the rows of this microbatch, equally on all tensor-parallel ranks."""
         if self._seeds and torch.is_grad_enabled():  # not in evaluation
-            torch.default_generator.manual_seed(self._seeds[microbatch])
+            torch.manual_seed(self._seeds[microbatch])
 
     @torch.no_grad()
     def evaluate(self, inputs_BT: Tensor, targets_BT: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from lib import comm
 from lib.mesh import Group
+from lib.runtime.shapes import check_dim, check_plain, readable
 
 
 @dataclass(frozen=True)
@@ -68,13 +69,15 @@ def shard(whole: Tensor, placement: Placement, group: Group) -> Tensor:
     """This rank's shard of a replicated tensor; a copy, without communication.
 
     Raises:
-        ValueError: the dim cannot be split evenly, or the placement is `Partial`.
+        ValueError: the dim cannot be split evenly, the placement is `Partial`, or no message could carry the tensor.
     """
+    check_plain(whole)
     match placement:
         case Replicate():
             return whole.clone(memory_format=torch.contiguous_format)
         case Shard(dim, copies):
-            parts = split_size(whole.shape[dim], group, f"dim {dim} of a tensor {list(whole.shape)}", copies)
+            size = whole.shape[check_dim(whole, dim)]
+            parts = split_size(size, group, f"dim {dim} of a tensor {list(whole.shape)}", copies)
             part = whole.narrow(dim, group.rank // copies * parts, parts)
             return part.clone(memory_format=torch.contiguous_format)
         case Fused(dim, sizes):
@@ -85,9 +88,10 @@ def shard(whole: Tensor, placement: Placement, group: Group) -> Tensor:
 
 def unshard(part: Tensor, placement: Placement, group: Group) -> Tensor:
     """The full tensor on all ranks. Shard: an all-gather, sends (n−1) · shard bytes; Partial: an all-reduce."""
+    part = readable(part)
     match placement:
         case Replicate():
-            return part.detach().clone()
+            return part.clone()
         case Partial():
             return comm.all_reduce(part, group)
         case Shard(dim, copies):
@@ -147,14 +151,18 @@ def distribute(
     """This rank's shard, as a parameter, of a tensor on rank 0 of the group; on other ranks only its shape counts.
 
     With `agreed`, all ranks already hold the same tensor, and nothing is sent; nor for one on the meta device, or None.
-    The shard keeps the attributes that people set on a parameter, such as `p.no_weight_decay = True`.
     """
     if whole is None:
         return None
     values = whole.detach() if whole.is_meta or agreed else comm.broadcast(whole, group)
-    part = nn.Parameter(shard(values, placement, group), requires_grad=whole.requires_grad)
-    vars(part).update(vars(whole))
-    return part
+    return parameter_like(whole, shard(values, placement, group))
+
+
+def parameter_like(p: nn.Parameter, values: Tensor) -> nn.Parameter:
+    """A new parameter with the attributes that people set on p, such as `p._no_weight_decay = True`."""
+    made = nn.Parameter(values, p.requires_grad)
+    vars(made).update(vars(p))
+    return made
 
 
 def parts(module: nn.Module) -> dict[str, tuple[nn.Parameter, Placement]]:
@@ -168,6 +176,11 @@ def parts(module: nn.Module) -> dict[str, tuple[nn.Parameter, Placement]]:
         for name, p in one._parameters.items()
         if p is not None
     }
+
+
+def with_partial_gradients(module: nn.Module) -> set[int]:
+    """The ids of all parameters whose gradients are partial sums, which a module lists in `partial_gradients`."""
+    return {id(getattr(one, name)) for one in module.modules() for name in getattr(one, "partial_gradients", ())}
 
 
 def check_apart(module: nn.Module) -> None:

@@ -17,6 +17,7 @@ from lib.lab.certificate import certify_run
 from lib.lab.profile import step_profile
 from lib.launch import MAX_RANKS, RunError, close, init, run
 from lib.layout import Layout, nearest
+from lib.mesh import Group
 from lib.model import GPTConfig
 from lib.planner import Plan
 from lib.planner.report import report_of_plan
@@ -68,7 +69,7 @@ def main(argv: list[str] | None = None) -> None:
         if rank == 0:
             print(report_of_plan(planned(config), args.ranks_per_node))
         return
-    work, more = (certify_run, ()) if args.certify else (train, (False, checkpoints, bool(args.profile)))
+    work, more = (certify_run, ()) if args.certify else (_trained, (checkpoints, bool(args.profile)))
     try:
         if size or ranks == 1:
             world = init(settings=_equal_on_all(config, checkpoints, args), problem=problem)
@@ -76,6 +77,8 @@ def main(argv: list[str] | None = None) -> None:
         else:
             with _passing_on(checkpoints):
                 reports = list(run(work, ranks, config, *more, timeout_s=30 * 24 * 3600))
+        if isinstance(reports[0], CheckpointError):
+            raise reports[0]
     except StartError as error:
         parser.exit(2, f"{parser.prog}: {in_options(str(error))}\n" if speak else None)
     except CheckpointError as error:
@@ -91,7 +94,9 @@ def main(argv: list[str] | None = None) -> None:
     if stopped_by := reports[0].get("stopped_by"):
         done, name = len(reports[0]["losses"]), signal.Signals(stopped_by).name
         said = reports[0]["unsaved"] or "it is saved, and --resume auto continues from there"
-        parser.exit(128 + stopped_by, f"\n{parser.prog}: {name}: stopped after step {done}; {said}\n" * speak)
+        # After any other code torchrun would start the ranks again.
+        code = 0 if size and not reports[0]["unsaved"] else 128 + stopped_by
+        parser.exit(code, f"\n{parser.prog}: {name}: stopped after step {done}; {said}\n" * speak)
     if rank == 0:
         print(_summary(config, reports[0]))
         for name, write in (("profile", _write_profile), ("report", _write_report)):
@@ -104,6 +109,16 @@ def main(argv: list[str] | None = None) -> None:
                     parser.exit(1, f"{parser.prog}: {failed}\n")
     if problem := reports[0].get("unsaved"):
         parser.exit(1, f"{parser.prog}: {problem}\n" if speak else None)
+
+
+def _trained(
+    world: Group, config: TrainConfig, checkpoints: Checkpoints | None, profile: bool
+) -> dict | CheckpointError:
+    """The report of `train`, or its CheckpointError: every rank raises the same, and none is the rank that failed."""
+    try:
+        return train(world, config, False, checkpoints, profile)
+    except CheckpointError as error:
+        return error
 
 
 def _equal_on_all(config: TrainConfig | None, checkpoints: Checkpoints | None, args: argparse.Namespace) -> dict:
@@ -156,6 +171,8 @@ def _checkpoints(args: argparse.Namespace, config: TrainConfig, rank: int) -> Ch
     if wanted and "checkpoint" not in wanted:
         raise ValueError(f"{option(next(iter(wanted)))} needs a folder: also give --checkpoint DIR")
     settings = Checkpoints(**wanted) if wanted else None
+    if args.plan or args.certify:
+        return None  # these train nothing
     if settings is None or rank > 0:
         return settings
     from lib.checkpoint.folder import check_can_write, choose  # takes 1 s to import
@@ -190,6 +207,8 @@ def _check_writable(name: str, path: str) -> None:
 
 
 def _write_profile(path: str, config: TrainConfig, reports: list[dict]) -> str:
+    if "profile" not in reports[0]:
+        return f"profile: {path} is not written, because no step was left to record"
     step_profile(planned(config), [report.pop("profile") for report in reports]).save(path)
     return f"profile: open {path} at https://ui.perfetto.dev to see step {config.steps} of all ranks"
 
@@ -203,7 +222,8 @@ def _write_report(path: str, config: TrainConfig, reports: list[dict]) -> str:
 def _summary(config: TrainConfig, report: dict) -> str:
     sent = sum(sent for _, sent in report["traffic"].values())
     first, last = report["losses"][0], report["losses"][-1]
-    lines = [f"loss: {first:.3f} nats per byte in the first step, {last:.3f} in step {config.steps}"]
+    before = [] if report["step_s"] else [f"all {config.steps} steps were done before: nothing was left to train"]
+    lines = [*before, f"loss: {first:.3f} nats per byte in the first step, {last:.3f} in step {config.steps}"]
     if report["validation"]:
         floor = data.unigram_entropy(data.load().validation)
         lines.append(f"validation: {report['validation'][-1][1]:.3f} (byte frequencies alone give {floor:.3f})")

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from lib import comm
 from lib.mesh import Group
-from lib.placement import Partial, Placement, Replicate, parts, shard, unshard
+from lib.placement import Partial, Placement, Replicate, parts, shard, unshard, with_partial_gradients
 
 _WHOLE = Replicate()
 
@@ -130,8 +130,7 @@ def assert_matches_serial(
     out_part.backward(shard(y, to, group))
     wanted = {"output": out.detach()} | {f"gradient of {name}": g for name, g in gradients(serial).items()}
     got = {"output": unshard(out_part, to, group)}
-    partial = {id(getattr(m, name)) for m in parallel.modules() for name in getattr(m, "partial_gradients", ())}
-    placed = parts(parallel)
+    partial, placed = with_partial_gradients(parallel), parts(parallel)
     for name, gradient in gradients(parallel).items():
         p, placement = placed[name]
         got[f"gradient of {name}"] = unshard(gradient, Partial() if id(p) in partial else placement, group)

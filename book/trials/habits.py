@@ -15,8 +15,9 @@ from functools import partial
 import torch
 from torch import nn
 
-from book.trials.loops import CLEAR, WRAPPERS, Loop, Net, Wrapped, rows_of, run_loop
+from book.trials.loops import CLEAR, WRAPPERS, Loop, Wrapped, run_loop
 from book.trials.loops_of_two import run_loop_of_two
+from book.trials.net_of_loops import Net, rows_of
 from lib.mesh import Group
 
 DDP, ZERO, FSDP_ALONE = ("BucketedDDP",), ("ZeRO1", "ZeRO2"), ("FSDP",)
@@ -53,7 +54,7 @@ WORKS = [
         "clear gradients, before or after forward",
         "`optimizer.zero_grad()`, with `set_to_none=False` or without; `model.zero_grad()`; `p.grad = None`; "
         "`p.grad.zero_()`",
-        [[*AVERAGED, ("clear", way), *STEP, ("backward", "sends", way), ("finish",), ("step",)] for way in CLEAR],
+        [[*AVERAGED, ("clear", way), *AVERAGED, ("backward", "sends", way), ("finish",), ("step",)] for way in CLEAR],
     ),
     Works("clip", "`model.clip_gradients(1.0)` after `finish()`", [[*AVERAGED, ("clip", 0.1), ("step",)] * 2]),
     Works(

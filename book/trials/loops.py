@@ -10,12 +10,11 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
-from functools import partial
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
+from book.trials.net_of_loops import OPTIMIZERS, Net, rows_of
 from book.trials.unbucketed import NaiveDDP, NaiveZeRO1
 from lib import comm
 from lib.data_parallel.ddp import BucketedDDP
@@ -31,41 +30,9 @@ WRAPPERS = {
     "ZeRO2": ZeRO2,
     "FSDP": FSDP,
 }
-D = 4  # width of the model
 Operation = tuple
 Loop = list[Operation]
 
-
-class Net(nn.Module):
-    """A list of layers, and a head; biases are marked, as in Mamba's code."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList([nn.Linear(D, D), nn.LayerNorm(D), nn.Linear(D, D)])
-        self.head = nn.Linear(D, 2)
-        for name, p in self.named_parameters():
-            p._no_weight_decay = name.endswith("bias")
-
-    def forward(self, x: Tensor) -> Tensor:
-        for block in self.blocks:
-            x = torch.tanh(block(x))
-        return self.head(x)
-
-
-def by_marks(named: Iterable[tuple[str, nn.Parameter]]) -> Optimizer:
-    """AdamW in two groups, by an attribute of parameters; with an eps that does not enlarge roundings."""
-    marked: dict[bool, list[nn.Parameter]] = {False: [], True: []}
-    for _, p in named:
-        marked[p._no_weight_decay].append(p)
-    groups = [{"params": marked[is_marked], "weight_decay": 0.1 * (not is_marked)} for is_marked in marked]
-    return torch.optim.AdamW(groups, lr=0.02, eps=1e-2)
-
-
-OPTIMIZERS: dict[str, Callable] = {
-    "SGD": partial(torch.optim.SGD, lr=0.05),
-    "momentum": partial(torch.optim.SGD, lr=0.05, momentum=0.9, weight_decay=0.01),
-    "AdamW": by_marks,
-}
 
 # Ways to clear gradients; each takes an `Alone` or a `Wrapped`.
 CLEAR: dict[str, Callable] = {
@@ -92,13 +59,6 @@ def _zero(p: nn.Parameter) -> None:
         p.grad.zero_()
 
 
-def rows_of(number: int, rank: int, broken: bool = False) -> Tensor:
-    """Three rows of this rank for the backward of this number; NaN on rank 0 if they are `broken`."""
-    generator = torch.Generator().manual_seed(1000 * number + rank)
-    x = torch.randn(3, D, dtype=torch.float64, generator=generator)
-    return x * torch.nan if broken and rank == 0 else x
-
-
 class Alone:
     """A loop in one process, on the rows of all ranks.
 
@@ -106,11 +66,12 @@ class Alone:
         ranks: their number.
         optimizer: a name in `OPTIMIZERS`.
         step_clears: whether the step of the wrapper clears gradients.
+        writes: whether the model writes a weight in forward.
     """
 
-    def __init__(self, ranks: int, optimizer: str, step_clears: bool) -> None:
+    def __init__(self, ranks: int, optimizer: str, step_clears: bool, writes: bool = False) -> None:
         torch.manual_seed(0)
-        self.model = self.module = Net().double()
+        self.model = self.module = Net(writes).double()
         self.ranks, self.step_clears = range(ranks), step_clears
         self.optimizer = OPTIMIZERS[optimizer](self.module.named_parameters())
         self._prepare()
@@ -241,10 +202,10 @@ class Wrapped(Alone):
         options: of the wrapper.
     """
 
-    def __init__(self, world: Group, kind: str, optimizer: str, **options: object) -> None:
+    def __init__(self, world: Group, kind: str, optimizer: str, writes: bool = False, **options: object) -> None:
         torch.manual_seed(0)
         self.world, self.ranks = world, range(world.rank, world.rank + 1)
-        self.op, self.module, make = options.get("op", "mean"), Net().double(), OPTIMIZERS[optimizer]
+        self.op, self.module, make = options.get("op", "mean"), Net(writes).double(), OPTIMIZERS[optimizer]
         self.steps_itself, self.is_sharded = kind.endswith("DDP"), kind in ("ZeRO1", "ZeRO2", "FSDP")
         if self.steps_itself:
             self.model = WRAPPERS[kind](self.module, world, **options)
@@ -320,7 +281,7 @@ class Wrapped(Alone):
 
 def run_loop(world: Group, kind: str, optimizer: str, options: dict, loop: Loop) -> float | str:
     """What `compare` says of a loop on a wrapper."""
-    alone = Alone(world.size, optimizer, step_clears=not kind.endswith("DDP"))
+    alone = Alone(world.size, optimizer, not kind.endswith("DDP"), options.get("writes", False))
     return compare(loop, alone, Wrapped(world, kind, optimizer, **options))
 
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from book.trials.loops import OPTIMIZERS, Alone, Loop, compare
+from book.trials.loops import Alone, Loop, compare
+from book.trials.net_of_loops import OPTIMIZERS
 from lib import comm
 from lib.layout import Layout
 from lib.mesh import Group, Mesh, MeshShape

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from book.trials.loops import Alone, Loop, Wrapped, compare, rows_of
+from book.trials.loops import Alone, Loop, Wrapped, compare
+from book.trials.net_of_loops import rows_of
 from lib.mesh import Group
 
 

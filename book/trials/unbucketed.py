@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from lib import comm
 from lib.data_parallel.check_optimizer import check_owned
 from lib.data_parallel.ddp import DataParallel, broadcast_weights, replicas
-from lib.data_parallel.flat import MakeOptimizer, like_piece
+from lib.data_parallel.flat import MakeOptimizer
 from lib.data_parallel.gradient_sums import GradientSums, State, any_gradient, squares_of
 from lib.data_parallel.placeholders import GRADIENT_OF_A_SHARD, Placeholders, accumulates
 from lib.facts import Fact
 from lib.mesh import Group
-from lib.placement import check_apart
+from lib.placement import check_apart, parameter_like
 
 UNUSED = (
     "a gradient would be added to the sum of the last finish(), which no step used: clear it with zero_grad(), or use "
@@ -118,7 +118,7 @@ class OwnedGradients(NaiveGradients):
         self.owners, self.pieces, others = owners, {}, []
         for fact, owner in zip(self.facts.values(), owners, strict=True):
             p = fact.parameter
-            self.pieces[fact.name] = p if owner == rank else like_piece(p, p.new_empty((0,) * p.dim()))
+            self.pieces[fact.name] = p if owner == rank else parameter_like(p, p.new_empty((0,) * p.dim()))
             others += [fact.name] * (owner != rank)
         self._other = [fact.parameter for fact in self.facts.values() if fact.name in others]
         # Placeholders of other ranks' sums, and of gradients that this rank has for them.

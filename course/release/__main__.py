@@ -43,6 +43,7 @@ NEEDED = ("torch", "numpy", "matplotlib", "cloudpickle", "tqdm")  # imports of t
 TO_WORK = ("jupyterlab", "ipykernel", "ipywidgets")  # imports of a student's notebooks
 NOT_FOR_STUDENTS = ("course/grade/", "course/release/")
 CHECKERS = "course/exercises"
+RUBRIC = "teacher/rubric.md"  # by which a release is known
 _IMPORTED = re.compile(r"from course\.exercises\.ch\d+\.(\w+) import")
 Files = Mapping[str, bytes | str]  # by their path in a folder or a zip
 
@@ -84,8 +85,14 @@ def release(
         cases: the file of hidden cases; a copy goes only to graders.
 
     Raises:
-        AssignmentError: an exercise has a row per student, and there are no students.
+        AssignmentError: the folder holds something else, or an exercise has a row per student, and there are no
+            students.
     """
+    if _holds_something_else(folder):
+        raise AssignmentError(
+            f"{folder} would be replaced, and is no earlier release, because it has no {RUBRIC}: move it away, or give "
+            "a different folder to --out"
+        )
     if assignment.varied and not students:
         raise AssignmentError(
             f"{assignment.id} was not written: {assignment.varied[0]} has a row per student. Name the students in a "
@@ -94,7 +101,7 @@ def release(
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".release-") as name:
         new = Path(name) / "new"
-        _write(new, {"teacher/rubric.md": rubric(assignment, for_teacher=True)})
+        _write(new, {RUBRIC: rubric(assignment, for_teacher=True)})
         if students and assignment.rows:
             names = [*assignment.rows]
             rows = [[student, *(assignment.row_of(student, name) for name in names)] for student in students]
@@ -108,6 +115,12 @@ def release(
             _for_platforms(assignment, path, new, cases)
         shutil.rmtree(folder, ignore_errors=True)
         new.rename(folder)
+
+
+def _holds_something_else(folder: Path) -> bool:
+    """Whether this is a file, or a folder of somebody's own files."""
+    is_free = not folder.exists() or folder.is_dir() and not any(folder.iterdir())
+    return not is_free and not (folder / RUBRIC).exists()
 
 
 def _for_platforms(assignment: Assignment, path: Path, new: Path, cases: str | None) -> None:

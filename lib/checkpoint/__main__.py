@@ -12,9 +12,9 @@ import os
 import torch
 from torch import Tensor
 
-from lib.checkpoint.files import CheckpointError, check_files
-from lib.checkpoint.folder import run_of
-from lib.checkpoint.storage import WEIGHT, as_one_box, files_of, read_boxes, read_metadata
+from lib.checkpoint.files import CheckpointError, check_files, reason
+from lib.checkpoint.folder import RUN, run_of
+from lib.checkpoint.storage import WEIGHT, as_one_box, check_shapes, files_of, read_boxes, read_metadata
 from lib.model import GPT, GPTConfig
 
 
@@ -27,18 +27,26 @@ def main(argv: list[str] | None = None) -> None:
     args = parser.parse_args(argv)
     try:
         state = whole_weights(args.checkpoint)
-        torch.save(state, args.out)
-    except (CheckpointError, OSError, RuntimeError) as error:
+    except CheckpointError as error:
         parser.exit(1, f"{parser.prog}: {error}\n")
+    try:
+        with open(args.out, "wb") as file:
+            torch.save(state, file)
+    except (OSError, RuntimeError) as error:
+        parser.exit(1, f"{parser.prog}: --out {args.out} could not be written: {reason(error)}\n")
     print(f"{args.out}: {len(state)} tensors, {os.path.getsize(args.out):,} bytes")
 
 
 def whole_weights(path: str) -> dict[str, Tensor]:
     """The `state_dict` of the full model in a checkpoint. Raises CheckpointError if it cannot be read."""
-    config, metadata = GPTConfig(**run_of(path)["config"]["model"]), read_metadata(path)
+    sizes, metadata = run_of(path)["config"]["model"], read_metadata(path)
     check_files(path, files_of(metadata))
-    with torch.device("meta"):
-        model = GPT(config)
+    try:
+        with torch.device("meta"):
+            model = GPT(GPTConfig(**sizes))
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(f"{RUN} of {path} has no sizes of a GPT: {error}") from None
+    check_shapes({name: p.shape for name, p in model.named_parameters()}, metadata, path)
     weights = {}  # by parameter: two keys of a state_dict may share one
     for name, p in model.named_parameters():
         dtype = metadata.state_dict_metadata[WEIGHT + name].properties.dtype

@@ -29,7 +29,7 @@ class CheckpointError(ValueError):
 
 
 class BrokenCheckpoint(CheckpointError):
-    """A checkpoint that was complete and is damaged."""
+    """A checkpoint that was complete, and of which a file is missing, damaged or cannot be read."""
 
 
 def reason(error: Exception) -> str:
@@ -75,8 +75,13 @@ def _size(path: str) -> int:
 
 
 def remove(folder: str, name: str) -> None:
+    """Remove a file, or an empty folder, if that is possible."""
+    path = os.path.join(folder, name)
     with suppress(OSError):
-        os.remove(os.path.join(folder, name))
+        if os.path.isdir(path) and not os.path.islink(path):
+            os.rmdir(path)
+        else:
+            os.remove(path)
 
 
 # ---- of one run -----------------------------------------------------------------------------------------------------
@@ -94,7 +99,7 @@ class Lock:
         while True:
             try:
                 os.makedirs(folder, exist_ok=True)
-                self._file: IO[str] = open(self._path, "a+")
+                self._file: IO[str] = open(self._path, "a+", encoding="utf-8", errors="replace")
                 _lock(self._file)
             except BlockingIOError:
                 self._file.seek(0)
@@ -103,7 +108,8 @@ class Lock:
                     f"{folder} is used by {who}: wait until it has ended, or give a different folder to --checkpoint"
                 ) from None
             except OSError as error:
-                raise CheckpointError(cannot_write(folder, error)) from None
+                where = self._path if os.path.isdir(folder) else folder
+                raise CheckpointError(cannot_write(where, error)) from None
             with suppress(OSError):  # the last holder may have removed it meanwhile
                 if os.path.samestat(os.fstat(self._file.fileno()), os.stat(self._path)):
                     break
@@ -137,7 +143,9 @@ def _lock(file: IO[str]) -> None:
 def checksum(folder: str, name: str) -> str:
     """The CRC-32 of a file, in hexadecimal digits."""
     with open(os.path.join(folder, name), "rb") as file:
-        return f"{zlib.crc32(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)):08x}"
+        is_empty = os.fstat(file.fileno()).st_size == 0  # which mmap refuses
+        data = b"" if is_empty else mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        return f"{zlib.crc32(data):08x}"
 
 
 def note_checksums(folder: str, sums: Mapping[str, str]) -> None:
@@ -154,13 +162,39 @@ def write_through(path: str, text: str, mode: str = "w") -> None:
 
 
 def check_files(folder: str, names: Iterable[str]) -> None:
-    """Raise BrokenCheckpoint if a file differs from its checksum, or is missing."""
-    name = CHECKSUMS
+    """Raise BrokenCheckpoint if a file is missing, cannot be read, or differs from its checksum."""
+    noted = _noted_checksums(folder)
+    for name in names:
+        try:
+            found = checksum(folder, name)
+        except OSError as error:
+            raise _unreadable(folder, name, error) from None
+        if name not in noted:
+            raise _damaged(folder, CHECKSUMS, f"it has no line for {name}")
+        if found != noted[name]:
+            raise _damaged(folder, name, f"it is not as {CHECKSUMS} says")
+
+
+def _noted_checksums(folder: str) -> dict[str, str]:
+    """Name → checksum, of the files of a checkpoint."""
     try:
-        with open(os.path.join(folder, name), encoding="utf-8") as file:
-            sums = dict(line.split()[::-1] for line in file)
-        for name in names:
-            if sums[name] != checksum(folder, name):
-                raise ValueError
-    except (OSError, ValueError, KeyError):
-        raise BrokenCheckpoint(f"{name} of {folder} is damaged: it is not as {CHECKSUMS} says") from None
+        with open(os.path.join(folder, CHECKSUMS), encoding="utf-8") as file:
+            lines = [line.split() for line in file]
+    except OSError as error:
+        raise _unreadable(folder, CHECKSUMS, error) from None
+    except UnicodeDecodeError:
+        raise _damaged(folder, CHECKSUMS, "it is no text") from None
+    for number, line in enumerate(lines, 1):
+        if len(line) != 2:
+            raise _damaged(folder, CHECKSUMS, f"line {number} is not a checksum and a name")
+    return {name: each for each, name in lines}
+
+
+def _damaged(folder: str, name: str, how: str) -> BrokenCheckpoint:
+    return BrokenCheckpoint(f"{name} of {folder} is damaged: {how}")
+
+
+def _unreadable(folder: str, name: str, error: OSError) -> BrokenCheckpoint:
+    if isinstance(error, FileNotFoundError):
+        return BrokenCheckpoint(f"{name} of {folder} is missing")
+    return BrokenCheckpoint(f"{name} of {folder} cannot be read: {reason(error)}")

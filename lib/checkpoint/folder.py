@@ -32,6 +32,7 @@ from lib.training.config import TrainConfig
 
 VERSION = 1  # of the format of a checkpoint; a newer lib has a larger version
 RUN = "run.json"
+CONTENT = {"version": int, "step": int, "optimizer": str, "config": dict, "losses": list, "validation": list}
 # Together with the model, these settings determine the losses.
 DECISIVE = ("global_batch", "lr", "max_norm", "seed", "dtype", "compute_dtype")
 
@@ -64,7 +65,7 @@ def publish(path: str, run: dict, keep: int) -> None:
     _sync(os.path.dirname(path))
     for old in complete(os.path.dirname(path))[:-keep]:
         os.rename(old, hidden(old))  # so that half a checkpoint never has a name
-        shutil.rmtree(hidden(old), ignore_errors=True)
+        remove_unfinished(hidden(old))
 
 
 def _sync(folder: str) -> None:
@@ -77,26 +78,44 @@ def _sync(folder: str) -> None:
 
 
 def remove_leftovers(folder: str) -> None:
-    """Remove hidden folders and files of a run that died; make the folder if needed."""
+    """Remove hidden folders and files of a run that died, and a request to stop it; make the folder if needed.
+
+    Raises:
+        CheckpointError: the request cannot be removed, so this run would stop, too.
+    """
     os.makedirs(folder, exist_ok=True)
     for name in os.listdir(folder):
         if re.fullmatch(r"\.step-\d{8,}", name):
-            shutil.rmtree(os.path.join(folder, name), ignore_errors=True)
+            remove_unfinished(os.path.join(folder, name))
         elif name == files.STOP or name.startswith(files.TOKEN):
             files.remove(folder, name)
+    stop = os.path.join(folder, files.STOP)
+    if os.path.lexists(stop):
+        raise CheckpointError(f"{stop} asks the run to stop, and cannot be removed: move it away")
+
+
+def remove_unfinished(path: str) -> None:
+    """Remove the folder of a checkpoint without its name, or a file in its place."""
+    shutil.rmtree(path, ignore_errors=True)
+    files.remove(*os.path.split(path))
 
 
 # ---- where to begin -------------------------------------------------------------------------------------------------
 
 
 def check_can_write(folder: str) -> None:
-    """Make the folder if needed, and raise ValueError if nothing can be written there, before hours of training."""
+    """Make the folder if needed, before hours of training.
+
+    Raises:
+        ValueError: nothing can be written there, or a run uses it.
+    """
     probe = f".probe-{os.getpid()}"
     try:
         files.leave(folder, probe)
         os.remove(os.path.join(folder, probe))
     except OSError as error:
         raise ValueError(f"--checkpoint {folder} cannot be written: {files.reason(error)}") from None
+    files.Lock(folder).release()
 
 
 def choose(folder: str, resume: str | None, config: TrainConfig) -> str | None:
@@ -134,32 +153,58 @@ def choose(folder: str, resume: str | None, config: TrainConfig) -> str | None:
             broken.append((path, str(error)))
             continue
         for damaged, why in broken:
-            os.rename(damaged, damaged + ".broken")
-            print(f"{why}; renamed to {damaged}.broken; continuing from {path}", file=sys.stderr)
+            print(f"{why}; renamed to {_set_aside(damaged)}; continuing from {path}", file=sys.stderr)
         return path
     if broken:
         raise ValueError(f"none of the {len(broken)} checkpoints in {folder} is complete: {broken[0][1]}")
     return None
 
 
+def _set_aside(path: str) -> str:
+    """Rename a broken checkpoint, so that its step can be saved again; return its new path."""
+    aside, number = f"{path}.broken", 1
+    while os.path.lexists(aside):
+        number += 1
+        aside = f"{path}.broken{number}"
+    try:
+        os.rename(path, aside)
+    except OSError as error:
+        raise CheckpointError(
+            f"{path} is broken, and cannot be renamed: {files.reason(error)}; move it away"
+        ) from None
+    return aside
+
+
 def run_of(path: str) -> dict:
     """The data about the run of a checkpoint.
 
     Raises:
-        CheckpointError: it is not a checkpoint, has a newer version, or (BrokenCheckpoint) this data is damaged.
+        CheckpointError: it has a newer version, or (BrokenCheckpoint) is no checkpoint, or this data is damaged.
     """
     try:
         with open(os.path.join(path, RUN), "rb") as file:
             text = file.read()
     except OSError as error:
-        raise CheckpointError(
+        raise BrokenCheckpoint(
             f"{path} is not a checkpoint: its {RUN} cannot be read: {files.reason(error)}"
         ) from None
     files.check_files(path, [RUN])
-    version = (run := json.loads(text))["version"]
-    if version > VERSION:
+    try:
+        run = json.loads(text)
+    except ValueError:
+        raise BrokenCheckpoint(f"{RUN} of {path} is damaged: it is not JSON") from None
+    its = run if isinstance(run, dict) else {}
+    version = its.get("version")
+    if isinstance(version, int) and version > VERSION:
         raise CheckpointError(f"{path} has version {version}, and this lib reads up to {VERSION}; use a newer lib")
-    return run
+    wrong = [name for name, kind in CONTENT.items() if not isinstance(its.get(name), kind)]
+    if not wrong and not isinstance(its["config"].get("model"), dict):
+        wrong = ["config"]
+    if not wrong and not 0 <= its["step"] <= len(its["losses"]):
+        wrong = ["step"]
+    if wrong:
+        raise BrokenCheckpoint(f"{RUN} of {path} is damaged: it has no valid {', '.join(wrong)}")
+    return its
 
 
 def _check(path: str, config: TrainConfig) -> None:

@@ -6,21 +6,20 @@ training can deadlock, so this thread never does. One all-reduce (max) of two nu
 whether all finished. When no rank is writing, rank 0 gives the checkpoint its name.
 
 A run that is killed loses the steps since the last complete checkpoint: at most `checkpoint_every` and those during
-which it was written. A run that is asked to stop, by Ctrl-C, SIGTERM or SIGUSR1, saves first. A signal ends each
-process at a different place, and ranks that stop after different steps wait for each other forever. Here a signal only
-stores a number, which the rank checks between two steps, and all ranks take the maximum.
+which it was written. A run that is asked to stop, by Ctrl-C, SIGTERM, SIGUSR1 or `touch runs/stop`, saves first. A
+signal ends each process at a different place, and ranks that stop after different steps wait for each other forever.
+Here a signal only stores a number, which the rank checks between two steps, and all ranks take the maximum.
 """
 
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 
 import torch
 
@@ -64,20 +63,27 @@ def pass_on(path: str) -> AbstractContextManager[None]:
     name = os.path.join(path, files.STOP)
 
     def write(number: int) -> None:
-        with open(name + ".new", "w") as file:
-            file.write(str(number))
-        os.replace(name + ".new", name)  # it is not read before it is complete
+        try:
+            with open(name + ".new", "w") as file:
+                file.write(str(number))
+            os.replace(name + ".new", name)  # it is not read before it is complete
+        except OSError as error:
+            if not os.path.lexists(name):
+                print(f"\n{name} could not be written, so the run goes on: {files.reason(error)}", file=sys.stderr)
 
     return on_signals(write)
 
 
 def passed_on(path: str) -> int:
-    """The number of the signal that was passed on, or 0."""
-    try:
-        with open(os.path.join(path, files.STOP)) as file:
-            return int(file.read())
-    except FileNotFoundError:
+    """The number of the signal that was passed on; SIGTERM if a person made the file, whatever it is; 0 without it."""
+    name, text = os.path.join(path, files.STOP), b""
+    if not os.path.lexists(name):
         return 0
+    if os.path.isfile(name):  # no folder, and no pipe, which would be read forever
+        with suppress(OSError), open(name, "rb") as file:
+            text = file.read(20).strip()
+    number = int(text) if text.isdigit() else 0
+    return number if number in SIGNALS else int(signal.SIGTERM)
 
 
 class Saver:
@@ -147,13 +153,13 @@ class Saver:
         """Continue from the chosen checkpoint: fill the model and the report; return the number of finished steps.
 
         Raises:
-            CheckpointError: the checkpoint cannot be read, or has a different kind of optimizer.
+            CheckpointError: the checkpoint cannot be read, or has a different kind of optimizer; on every rank.
         """
-        if self.world.rank == 0:
-            folder.remove_leftovers(self.settings.checkpoint)
-        if self.settings.resume is None:
+        run = gather(self._chosen() if self.world.rank == 0 else None, self.world)[0]
+        if isinstance(run, CheckpointError):
+            raise run
+        if run is None:
             return 0
-        run = gather(folder.run_of(self.settings.resume) if self.world.rank == 0 else None, self.world)[0]
         ours = type(self.model.optimizer).__name__
         if run["optimizer"] != ours:
             raise CheckpointError(
@@ -163,6 +169,16 @@ class Saver:
         report["losses"] += run["losses"]
         report["validation"] += map(tuple, run["validation"])
         return run["step"]
+
+    def _chosen(self) -> dict | CheckpointError | None:
+        """Remove what an earlier run left; return the data of the chosen checkpoint, if any, or what is wrong."""
+        try:
+            folder.remove_leftovers(self.settings.checkpoint)
+            return folder.run_of(self.settings.resume) if self.settings.resume else None
+        except CheckpointError as error:
+            return error
+        except OSError as error:
+            return CheckpointError(files.cannot_write(self.settings.checkpoint, error))
 
     def after(self, step: int, report: dict, is_last: bool) -> bool:
         """Save between two steps if it is time; return whether to stop, equal on all ranks.
@@ -210,7 +226,7 @@ class Saver:
             except OSError as error:
                 problem = files.reason(error)
             if problem:
-                shutil.rmtree(folder.hidden(self._path), ignore_errors=True)
+                folder.remove_unfinished(folder.hidden(self._path))
                 name = os.path.basename(self._path)
                 problem = f"{name} could not be written to {self.settings.checkpoint}: {problem}; older ones are kept"
         return gather(problem, self.world)[0]

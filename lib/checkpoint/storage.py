@@ -168,9 +168,12 @@ def _chunk(box: Box) -> ChunkStorageMetadata:
 
 
 def read_metadata(folder: str) -> Metadata:
-    """The list of boxes of a checkpoint. Raises BrokenCheckpoint if it is damaged or missing."""
+    """The list of boxes of a checkpoint. Raises CheckpointError if it is missing, damaged or cannot be read."""
     check_files(folder, [METADATA])
-    return FileSystemReader(folder).read_metadata()
+    try:
+        return FileSystemReader(folder).read_metadata()
+    except Exception as error:  # a pickle of a different torch may raise any error
+        raise CheckpointError(f"{METADATA} of {folder} cannot be read by this torch: {reason(error)}") from None
 
 
 def files_of(metadata: Metadata) -> list[str]:

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from lib.data_parallel.flat import MakeOptimizer, like_piece
+from lib.data_parallel.flat import MakeOptimizer
+from lib.placement import parameter_like
 
 
 def check_owned(optimizer: Optimizer, owned: Iterable[nn.Parameter]) -> None:
@@ -43,12 +44,16 @@ def check_groups(optimizer: MakeOptimizer, named: Iterable[tuple[str, nn.Paramet
         ValueError: a piece would be in a group with other settings, or in none; the optimizer holds other tensors.
     """
     full = list(named)
-    pieces = [(name, like_piece(p, p.new_empty(0) if are_flat else torch.empty_like(p))) for name, p in full]
+    pieces = [(name, parameter_like(p, p.new_empty(0) if are_flat else torch.empty_like(p))) for name, p in full]
     if not full:
         return
-    of_pieces = optimizer(pieces)
+    wanted = settings_of(optimizer(full), full)
+    try:
+        of_pieces = optimizer(pieces)
+    except Exception as error:  # any error of an optimizer from a different library
+        raise _not_for_pieces(f"it raised: {error}") from error
     check_owned(of_pieces, (piece for _, piece in pieces))
-    wanted, found = settings_of(optimizer(full), full), settings_of(of_pieces, pieces)
+    found = settings_of(of_pieces, pieces)
     for name, _ in full:
         if wanted.get(name) != found.get(name):
             raise ValueError(
@@ -94,7 +99,7 @@ def check_elementwise(optimizer: MakeOptimizer, named: Iterable[tuple[str, nn.Pa
     if not start:
         return
     ways = (torch.clone, partial(_half, 0), partial(_half, 1))  # the halves are on different ranks
-    sides = [[(name, like_piece(p, way(x))) for name, p, x in start] for way in ways]
+    sides = [[(name, parameter_like(p, way(x))) for name, p, x in start] for way in ways]
     places = [p.data_ptr() for side in sides for _, p in side]
     why = ""
     try:
@@ -117,10 +122,14 @@ def check_elementwise(optimizer: MakeOptimizer, named: Iterable[tuple[str, nn.Pa
     except Exception as error:  # any error of an optimizer from a different library
         why = f"it raised: {error}"
     if why:
-        raise ValueError(
-            f"this optimizer cannot work on pieces of parameters ({why}); use an elementwise optimizer, "
-            "such as SGD, Adam or AdamW; make groups by name, because all pieces are flat"
-        )
+        raise _not_for_pieces(why)
+
+
+def _not_for_pieces(why: str) -> ValueError:
+    return ValueError(
+        f"this optimizer cannot work on pieces of parameters ({why}); use an elementwise optimizer, such as SGD, Adam "
+        "or AdamW; make groups by name, because all pieces are flat"
+    )
 
 
 def _half(i: int, x: Tensor) -> Tensor:

@@ -25,6 +25,7 @@ from lib import comm
 from lib.data_parallel.placeholders import CONVERTED, GRADIENT_OF_A_SHARD, Placeholders
 from lib.facts import Fact
 from lib.mesh import Group
+from lib.placement import parameter_like
 
 MakeOptimizer = Callable[[list[tuple[str, nn.Parameter]]], Optimizer]
 
@@ -110,7 +111,7 @@ class Flat:
     def _piece(self, name: str, p: nn.Parameter) -> nn.Parameter:
         """The part of a parameter that this rank steps."""
         _, here = self.where.get(name, (None, slice(0)))
-        return like_piece(p, self.master[here])
+        return parameter_like(p, self.master[here])
 
     def check_in_place(self) -> None:
         """Raise RuntimeError if a parameter was replaced and is no longer a view of this flat."""
@@ -234,7 +235,6 @@ class Flat:
         return gradients
 
     def has_sum(self) -> bool:
-        """Whether the sum has arrived, and no step used it since."""
         return True
 
     def held(self) -> set[int]:
@@ -334,13 +334,6 @@ class Flat:
     def publish(self) -> comm.Pending:
         """Start to all-gather the shards into `whole`, which is allocated."""
         return comm.all_gather_start(self.shard, self.group, out=self.whole)
-
-
-def like_piece(p: nn.Parameter, values: Tensor) -> nn.Parameter:
-    """A new parameter with the attributes that a user set on p, such as `p._no_weight_decay`."""
-    piece = nn.Parameter(values, p.requires_grad)
-    vars(piece).update(vars(p))
-    return piece
 
 
 def _check_alike(named: dict[str, nn.Parameter]) -> None:

@@ -35,6 +35,7 @@ from lib.data_parallel.units import Unit, UnitSchedule, stand_in
 from lib.data_parallel.zero import Sharded, cast_frozen, check_can_be_sharded
 from lib.launch import device
 from lib.mesh import Group, second_lane
+from lib.placement import parameter_like
 
 Initialise = Callable[[str, Tensor], None]
 
@@ -225,5 +226,5 @@ def leave_meta(module: nn.Module, init: Initialise | None) -> None:
     for one in module.modules():
         for name, p in one._parameters.items():
             if p is not None:
-                new = nn.Parameter(nan_of(p.dtype, device()).expand(p.shape), requires_grad=p.requires_grad)
+                new = parameter_like(p, nan_of(p.dtype, device()).expand(p.shape))
                 one._parameters[name] = made.setdefault(id(p), new)

@@ -87,8 +87,7 @@ def certify_run(world: Group, config: TrainConfig, steps: int = 3) -> Apart:
 
 def _twin_steps(twin: GPT, batches: Sequence[Batch], max_norm: float) -> Iterator[_Step]:
     optimizer = ADAMW(twin.named_parameters())
-    if twin.config.dropout:
-        drop_by_rows(twin)
+    drop_by_rows(twin)
     for number, (inputs, targets) in enumerate(batches):
         optimizer.zero_grad()
         with torch.random.fork_rng(devices=[]):

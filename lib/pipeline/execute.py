@@ -95,6 +95,8 @@ def execute(
         raise ScheduleError(f"{name} is for {schedule.num_ranks} ranks; {group.axis} has {n}: make it for {n}")
     if sorted(stages) != (mine := schedule.stages_on(group.rank)):
         raise ScheduleError(f"rank {group.rank} has the stages {sorted(stages)}; {name} gives it {mine}")
+    if why := comm.why_not_plain(inputs):
+        raise ScheduleError(f"the inputs are {why}")
     if len(inputs) < m:
         raise ScheduleError(f"{len(inputs)} rows cannot be split into {m} microbatches; use as many or more")
     sums = any(action.op == Op.REDUCE for action in schedule.actions[group.rank])

@@ -62,6 +62,8 @@ class Stage:
             ScheduleError: its type, shape or dtype is not the one that the next stage receives, or has no gradient.
         """
         shape, dtype = self._form(inputs)
+        if isinstance(y, Tensor) and (why := comm.why_not_plain(y)):
+            raise ScheduleError(f"stage {stage} gives {why}, because messages between stages are plain tensors")
         if not isinstance(y, Tensor) or y.shape != shape or y.dtype != dtype:
             right = comm.spec(torch.empty(shape, dtype=dtype, device="meta"))
             raise ScheduleError(
@@ -130,7 +132,10 @@ class Stage:
         x, y = self._ends.pop(m)
         if y.requires_grad or gradient is None:  # else this stage has nothing to train
             torch.autograd.backward(y, gradient)
-        return torch.zeros_like(x) if x.requires_grad and x.grad is None else x.grad
+        if x.requires_grad:
+            # It may be sparse, as of gather(sparse_grad=True), and a message is not.
+            return torch.zeros_like(x) if x.grad is None else x.grad.to_dense()
+        return None
 
     def backward_weight(self, m: int) -> None:
         """Run the second half: the deferred weight gradients."""
@@ -153,10 +158,14 @@ class GPTStage(nn.Module):
         model: the model that owns the layers.
         layers: numbers of its blocks; the number after the last block is the head.
         first: whether the embedding is in this stage.
+
+    Raises:
+        ValueError: the model is not a GPT, or has more parts than embedding, blocks and head.
     """
 
     def __init__(self, model: GPT, layers: range, first: bool) -> None:
         super().__init__()
+        check_cut(model)
         self.embed = model.embed if first else None
         self.blocks = nn.ModuleDict({str(i): model.blocks[i] for i in layers if i < len(model.blocks)})
         self.head = model.head if len(model.blocks) in layers else None
@@ -167,14 +176,40 @@ class GPTStage(nn.Module):
         return x
 
 
+def check_cut(model: nn.Module) -> None:
+    """Check that the stages of a model together compute the model.
+
+    Raises:
+        ValueError: the model is not a GPT, or has a part that no stage would have.
+    """
+    kind, own_stages = type(model).__name__, "write the stages yourself, as Stage(module) of lib/pipeline/stage.py"
+    if not isinstance(model, GPT):
+        raise ValueError(f"only a GPT of lib/model.py can be cut into its blocks, and {kind} is none: {own_stages}")
+    own = [] if getattr(model.forward, "__func__", None) is GPT.forward else ["forward"]
+    own += [name for name, _ in model.named_children() if name not in ("embed", "blocks", "head")]
+    own += [*model._parameters, *model._buffers]
+    own += [name.strip("_") for name, hooks in vars(model).items() if name.endswith("_hooks") and hooks]
+    if own:
+        raise ValueError(
+            f"{kind} has its own {', '.join(own)}, which no stage would have: move that into embed, blocks or head, or "
+            f"{own_stages}"
+        )
+    if len(model.blocks) != model.config.num_layers:
+        raise ValueError(
+            f"this GPT has {len(model.blocks)} blocks, but its config says num_layers={model.config.num_layers}: set "
+            f"model.config = dataclasses.replace(model.config, num_layers={len(model.blocks)})"
+        )
+
+
 def cut(model: GPT, num_stages: int) -> list[GPTStage]:
     """Split a GPT into stages of about equal cost, the embedding in the first, the head in the last (perhaps alone).
 
     The stages share the parameters of `model`, with the same names. A tied weight is in two stages (`tie`).
 
     Raises:
-        ValueError: more stages than blocks plus head.
+        ValueError: more stages than blocks plus head; or as for `GPTStage`.
     """
+    check_cut(model)
     pieces = [GPTStage(model, part, i == 0) for i, part in enumerate(layers_of_stages(model.config, num_stages))]
     tie(pieces)
     return pieces

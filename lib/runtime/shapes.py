@@ -1,6 +1,7 @@
 """Inputs and outputs of collectives: slices along any dim, a tensor for the result, and dtypes that backends support.
 
-The problem: backends split contiguous tensors along dim 0 only, and support few dtypes.
+The problem: backends split contiguous tensors along dim 0 only, support few dtypes, and send the memory of a tensor,
+which is not always its values: `x.conj()` has the memory of x, and a sparse tensor has none of its shape.
 The idea: convert a tensor to the layout that they need, or raise one clear error.
 """
 
@@ -9,6 +10,7 @@ from functools import lru_cache
 
 import torch
 from torch import Tensor
+from torch.nn.parameter import UninitializedTensorMixin
 
 from lib.mesh import Group
 
@@ -28,6 +30,73 @@ def _spec(dtype: torch.dtype, shape: torch.Size) -> str:
     return f"{str(dtype)[6:]}{list(shape)}"
 
 
+def why_not_plain(x: object) -> str:
+    """What x is, and what to use instead, if no message can carry it; "" for a tensor, also on the meta device.
+
+    A message carries memory. `readable` makes memory of a view that torch computes only when it is read.
+    """
+    if not isinstance(x, Tensor):
+        return f"{type(x).__name__}; use a torch.Tensor"
+    name = type(x).__name__
+    if isinstance(x, UninitializedTensorMixin):
+        return f"{name}, which has no shape yet; run its module once before"
+    if type(x).__torch_dispatch__ is not Tensor.__torch_dispatch__:
+        return f"{name}, whose values are in other tensors; use {_INSIDE.get(name, 'the tensors inside')}"
+    with torch._C.DisableTorchFunction():  # neither a subclass nor a mode is asked what a tensor is
+        if torch._C._functorch.is_functorch_wrapped_tensor(x):
+            return "a tensor inside a transform of torch.func, such as vmap; communicate outside"
+        if x.is_nested:
+            return f"a nested tensor of {x.dtype}; use {_INSIDE['NestedTensor']}"
+        if x.layout is not torch.strided:
+            return f"{str(x.layout)[6:]} {spec(x)}; use x.to_dense()"
+        if x.is_quantized:
+            return f"{spec(x)}, whose values need a scale; use x.dequantize()"
+        if not x.is_meta and x.numel() and not (x._is_zerotensor() or x.data_ptr()):
+            return f"{spec(x)}, whose memory was freed; gather it before"
+    return ""
+
+
+_INSIDE = {  # class -> the tensor inside
+    "AsyncCollectiveTensor": "x.wait()",
+    "DTensor": "x.to_local(), or x.full_tensor()",
+    "NestedTensor": "x.to_padded_tensor(0.0)",
+}
+
+
+def check_plain(x: object) -> None:
+    """Raise ValueError if no message can carry x."""
+    if why := why_not_plain(x):
+        raise ValueError(f"messages carry plain tensors, but got {why}")
+
+
+def readable(x: Tensor) -> Tensor:
+    """x detached, with its values in its memory: x itself, or a copy of a conjugate or negative view.
+
+    Raises:
+        ValueError: no message can carry x.
+    """
+    check_plain(x)
+    with torch._C.DisableTorchFunction():  # so a subclass becomes a Tensor
+        if x.is_meta:
+            raise ValueError(f"messages carry values, and {spec(x)} on the meta device has none: load it before")
+        is_computed_when_read = x.is_conj() or x.is_neg() or x._is_zerotensor()
+        return x.detach().clone() if is_computed_when_read else x.detach()
+
+
+def writable(x: Tensor) -> Tensor:
+    """x detached, to write to. Raises ValueError if no message can carry it, or torch refuses to write to it."""
+    check_plain(x)
+    with torch._C.DisableTorchFunction():  # so a subclass becomes a Tensor
+        if is_read_only(x):
+            raise ValueError(f"{spec(x)} is read-only, and would be overwritten; use x.clone()")
+        return x.detach()
+
+
+def is_read_only(x: Tensor) -> bool:
+    """Whether torch refuses to write to x, as outside of `torch.inference_mode` to a tensor that was made inside."""
+    return x._is_zerotensor() or x.is_inference() and not torch.is_inference_mode_enabled()
+
+
 def as_bytes(x: Tensor) -> Tensor:
     """View a contiguous tensor in a dtype that every backend can move; slices along dim 0 stay slices."""
     if x.dtype in COUNTED or not x.numel():
@@ -36,12 +105,22 @@ def as_bytes(x: Tensor) -> Tensor:
 
 
 def out_like(x: Tensor, shape: Sequence[int], out: Tensor | None) -> Tensor:
-    """`out` if it is contiguous and has this shape and the dtype of `x`; a new tensor if it is None."""
+    """`out` if it is contiguous and has this shape, and dtype and device of `x`; a new tensor if it is None."""
     if out is None:
         return torch.empty(shape, dtype=x.dtype, device=x.device)
-    if out.shape != torch.Size(shape) or out.dtype != x.dtype or not out.is_contiguous():
-        layout = "" if out.is_contiguous() else ", not contiguous"
-        raise ValueError(f"out must be contiguous {str(x.dtype)[6:]}{list(shape)}, but is {spec(out)}{layout}")
+    if why := why_not_plain(out):
+        raise ValueError(f"out must be contiguous {str(x.dtype)[6:]}{list(shape)}, but is {why}")
+    with torch._C.DisableTorchFunction():
+        faults = {
+            ", not contiguous": not out.is_contiguous(),
+            ", a conjugate view": out.is_conj(),
+            ", a negative view": out.is_neg(),
+            f", on {out.device} instead of {x.device}": out.device != x.device,
+            ", read-only": is_read_only(out),
+        }
+        if out.shape != torch.Size(shape) or out.dtype != x.dtype or any(faults.values()):
+            found = spec(out) + "".join(fault for fault, is_there in faults.items() if is_there)
+            raise ValueError(f"out must be contiguous {str(x.dtype)[6:]}{list(shape)}, but is {found}")
     return out
 
 
@@ -49,7 +128,7 @@ def front(x: Tensor, shape: Sequence[int], dim: int, out: Tensor | None) -> Tens
     """The tensor that a collective fills, with `dim` first: `out` if it has that layout."""
     if out is not None and dim != 0:
         raise ValueError(f"out= works only along dim 0, where slices are contiguous, but dim={dim}")
-    return out_like(x, shape, out).detach()
+    return readable(out_like(x, shape, out))
 
 
 def check_dim(x: Tensor, dim: int) -> int:
@@ -60,7 +139,7 @@ def check_dim(x: Tensor, dim: int) -> int:
 
 def split(x: Tensor, group: Group, dim: int, what: str) -> Tensor:
     """x[…, D, …] → contiguous [n, D/n, …]: one slice per rank, with `dim` moved to the front."""
-    front = x.detach().movedim(check_dim(x, dim), 0)
+    front = x.movedim(check_dim(x, dim), 0)
     size, n = front.shape[0], group.size
     if size % n:
         raise ValueError(

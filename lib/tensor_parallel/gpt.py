@@ -33,6 +33,7 @@ from lib.mesh import Group
 from lib.model import GPT, MLP, Attention, Block, Embed, Head, Heads
 from lib.placement import Fused, Shard, check_apart, parts, split_size, unshard
 from lib.recompute import recomputed
+from lib.tensor_parallel.custom_layers import BETWEEN, check_layers, is_shardable, is_table, is_tokenwise, unsharded
 from lib.tensor_parallel.linear import ColumnParallelLinear, RowParallelLinear
 from lib.tensor_parallel.sequence import dropout, each_rank_its_own, see_slices, slice_of_rank
 from lib.tensor_parallel.vocab import VocabParallelEmbedding
@@ -49,6 +50,8 @@ def tensor_parallel(model: Model, group: Group, sequence_parallel: bool = False,
     x[B, T/n, D]: two all-gathers and two reduce-scatters in each direction, the same elements; and two more all-gathers
     in backward, 10(n−1)/n in all, because column layers keep shards of their input and gather them again.
 
+    A custom layer stays full on each rank, or is refused (`custom_layers.py`).
+
     Args:
         model: changed in place, and returned; its parameters become this rank's shards.
         group: the tensor-parallel ranks.
@@ -57,47 +60,44 @@ def tensor_parallel(model: Model, group: Group, sequence_parallel: bool = False,
             `full`, all of each block except its input, including its communication.
 
     Raises:
-        ValueError: a size cannot be split evenly, the model is already sharded, or parameters share memory.
+        ValueError: a size cannot be split evenly, the model is already sharded, has no layer to shard or one that may
+            be wrong on shards, or parameters share memory.
 
     Source: Korthikanti et al. 2022, section 5 (`again`).
     """
     check_recompute(again)
-    _check(model, group)
-    comm.agree(model.parameters(), group)
-    how = {"agreed": True, "sequence_dim": SEQUENCE_DIM if sequence_parallel else None}
+    check_layers(model, group.size, sequence_parallel)
+    shardable = [module for module in model.modules() if is_shardable(module, group.size)]
+    for module in shardable:
+        if isinstance(module, Attention):
+            copies_of_heads(module.heads, group)
+    check_apart(model)
+    comm.agree((*model.parameters(), *model.buffers()), group)
     before = dict(model.named_parameters(remove_duplicate=False))
-    for module in list(model.modules()):
-        if isinstance(module, (Embed, Attention, MLP)):
-            module.dropout = dropout(module.dropout.p, group, sequence_parallel)
+    if sequence_parallel:
+        _shard_sequence(model, group)
+    how = {"agreed": True, "sequence_dim": SEQUENCE_DIM if sequence_parallel else None}
+    for module in shardable:
         match module:
             case Embed():
                 module.token = VocabParallelEmbedding.from_serial(module.token, group, **how)
-                if sequence_parallel and module.position is not None:
-                    module.position = SlicedPositions(module.position, group)
-                    see_slices(module.position)
             case Attention():
                 heads, copies = module.heads, copies_of_heads(module.heads, group)
                 rows = Fused(0, tuple(heads.widths), (1, copies, copies))
                 module.qkv = QKVParallelLinear.from_serial(module.qkv, group, rows=rows, **how)
                 heads.widths, heads.recompute = module.qkv.widths, recomputed if again == "selective" else None
-                module.heads = OwnDropout(heads, group)
+                module.heads = OwnDropout(heads, group).train(heads.training)
                 module.out = RowParallelLinear.from_serial(module.out, group, **how)
             case MLP():
                 width = module.down.in_features
                 rows = Shard(0) if module.up.out_features == width else Fused(0, (width, width), (1, 1))  # gate, up
                 module.up = ColumnParallelLinear.from_serial(module.up, group, rows=rows, **how)
                 module.down = RowParallelLinear.from_serial(module.down, group, **how)
-            case Block():
-                module.recompute = recomputed if again == "full" else None
-                if sequence_parallel:
-                    see_slices(module.norm1)
-                    see_slices(module.norm2)
             case Head():
-                if sequence_parallel:
-                    see_slices(module.norm)
                 module.linear = ColumnParallelLinear.from_serial(module.linear, group, **how)
-    if isinstance(model, GPT) and sequence_parallel:
-        model.sequence_slices = group.size
+    for module in model.modules():
+        if isinstance(module, Block):
+            module.recompute = recomputed if again == "full" else None
     found, names = parts(model), {id(p): name for name, p in reversed(before.items())}
     for other, first in ((name, names[id(p)]) for name, p in before.items() if names[id(p)] != name):  # tied
         if found[first][1] != found[other][1]:
@@ -107,14 +107,20 @@ def tensor_parallel(model: Model, group: Group, sequence_parallel: bool = False,
     return model
 
 
-def _check(model: nn.Module, group: Group) -> None:
-    """Check, before anything changes, that heads can be split, and that nothing is sharded yet."""
-    for module in model.modules():
-        if isinstance(module, Attention):
-            if isinstance(module.qkv, QKVParallelLinear):
-                raise ValueError("this model is already sharded: give a full model, such as GPT(config)")
-            copies_of_heads(module.heads, group)
-    check_apart(model)
+def _shard_sequence(model: nn.Module, group: Group) -> None:
+    """Prepare what stays between the pairs for a shard of the sequence: partial gradients, dropout, positions."""
+    for _, module, place in unsharded(model, group.size):
+        if place == BETWEEN and is_tokenwise(module) and not hasattr(module, "partial_gradients"):
+            see_slices(module)
+    for module in list(model.modules()):
+        for name, child in module._modules.items():
+            if type(child) is nn.Dropout:
+                setattr(module, name, dropout(child.p, group, sequence_parallel=True).train(child.training))
+        if isinstance(module, Embed) and is_shardable(module, group.size) and is_table(module.position):
+            module.position = SlicedPositions(module.position, group)
+            see_slices(module.position)
+        elif isinstance(module, GPT):
+            module.sequence_slices = group.size
 
 
 def copies_of_heads(whole: Heads, group: Group) -> int:

@@ -61,8 +61,34 @@ def dropout(p: float, group: Group, sequence_parallel: bool) -> nn.Dropout:
 
 
 def see_slices(module: nn.Module) -> None:
-    """Mark a module between the parallel layers: its gradients are partial sums (`partial_gradients`)."""
-    module.partial_gradients = tuple(name for name, _ in module.named_parameters(recurse=False))
+    """Mark a module between the parallel layers, and all modules in it: their gradients are partial sums.
+
+    Call it before `tensor_parallel` for a custom layer that treats tokens independently, and draws random numbers only
+    in `nn.Dropout`. A missing mark raises an error: `tensor_parallel` names each module that it does not know, and
+    `facts_of` each module with parameters and no mark in a model that shards the sequence (`check_marks`). So no step
+    needs to compare replicas. `module.partial_gradients = ()` marks a module that gets all tokens.
+    """
+    for one in module.modules():
+        if not hasattr(one, "placements"):  # a parallel layer has its own marks
+            one.partial_gradients = tuple(name for name, _ in one.named_parameters(recurse=False))
+
+
+def check_marks(model: nn.Module) -> None:
+    """Check that all modules of a model that shards the sequence state which of their gradients are partial sums.
+
+    Raises:
+        ValueError: a module trains parameters, and has no `partial_gradients` and no `placements`.
+    """
+    if all(getattr(one, "sequence_dim", None) is None for one in model.modules()):
+        return
+    for name, one in model.named_modules():
+        is_marked = hasattr(one, "partial_gradients") or hasattr(one, "placements")
+        if not is_marked and any(p.requires_grad for p in one.parameters(recurse=False)):
+            raise ValueError(
+                f"{name or 'the model'} ({type(one).__name__}) has parameters, and other layers of this model shard "
+                "the sequence: call see_slices(module) of lib/tensor_parallel/sequence.py if it gets a shard, so that "
+                "its gradients are summed, or set module.partial_gradients = () if it gets all tokens"
+            )
 
 
 def slice_of_rank(length: int, group: Group) -> slice:

@@ -25,6 +25,8 @@ from lib.mesh import Group
 from lib.placement import Shard, split_size
 from lib.tensor_parallel.linear import ParallelLayer, check_first
 
+USUAL = {"max_norm": None, "scale_grad_by_freq": False, "sparse": False, "padding_idx": None}  # of nn.Embedding
+
 
 class VocabParallelEmbedding(ParallelLayer):
     """tokens[…] → x[…, D], from weight[V/n, D]: each rank looks up its own entries, and returns 0 for all others.
@@ -52,8 +54,7 @@ class VocabParallelEmbedding(ParallelLayer):
 
     @staticmethod
     def _sizes(serial: nn.Embedding) -> dict[str, int]:
-        usual = {"max_norm": None, "scale_grad_by_freq": False, "sparse": False, "padding_idx": None}
-        for option, value in usual.items():
+        for option, value in USUAL.items():
             if getattr(serial, option) is not value:
                 raise ValueError(
                     f"this embedding has {option}={getattr(serial, option)}, which shards cannot have; keep it full "
@@ -77,7 +78,8 @@ def vocab_parallel_cross_entropy(logits: Tensor, targets: Tensor, group: Group, 
         targets: token numbers, equal on all ranks; `ignore_index` marks tokens that do not count: their loss is 0.
 
     Raises:
-        ValueError: shapes that do not match, or a target that is not in the vocabulary.
+        ValueError: shapes that do not match, a target that is not in the vocabulary, or full logits on all ranks; the
+            last two only on a CPU, because reading values on a GPU would wait for it.
     """
     if logits.shape[:-1] != targets.shape:
         raise ValueError(f"logits {list(logits.shape)} and targets {list(targets.shape)} must be […, V/n] and […]")
@@ -89,7 +91,10 @@ def vocab_parallel_cross_entropy(logits: Tensor, targets: Tensor, group: Group, 
 def vocab_parallel_loss(
     logits_BTv: Tensor, targets_BT: Tensor, group: Group, count: float | Tensor | None = None, ignore_index=-100
 ) -> Tensor:
-    """`lib.model.loss_term` from sharded logits, shape [], equal on all ranks.
+    """`lib.model.loss_term` from sharded logits[B, T, V/n], shape [], equal on all ranks.
+
+    Full logits on each of n ranks would count each vocabulary entry n times: a loss that is log n too high. On a CPU
+    they are refused; on a GPU give them to `lib.model.loss_term` yourself.
 
     `count` is the number of tokens in the mean, or the sum of their weights, on all ranks and in all microbatches.
     None: the tokens that count here.
@@ -109,7 +114,9 @@ class _CrossEntropy(torch.autograd.Function):
         is_mine &= counts
         of_target = shifted.gather(-1, words.unsqueeze(-1)).squeeze(-1).masked_fill(~is_mine, 0)  # 0 · inf is NaN
         powers = shifted.exp()
-        total, of_target = comm.all_reduce(torch.stack([powers.sum(-1), of_target]), group)
+        own = powers.sum(-1)
+        total, of_target = comm.all_reduce(torch.stack([own, of_target]), group)
+        _check_shards(logits, own, total, group)
         ctx.save_for_backward(powers.div_(total.unsqueeze(-1)), words, is_mine, counts)
         ctx.dtype = logits.dtype
         return (total.log() - of_target).masked_fill(~counts, 0)  # logits of an ignored token may be NaN
@@ -131,6 +138,22 @@ def _check_words(words: Tensor, vocab_size: int, what: str) -> None:
             raise ValueError(
                 f"{what} {low if low < 0 else high} is not in a vocabulary of {vocab_size}, 0 to {vocab_size - 1}"
             )
+
+
+def _check_shards(logits: Tensor, own: Tensor, total: Tensor, group: Group) -> None:
+    """Raise ValueError if all ranks have given the same logits.
+
+    Then each rank has 1/n of every sum over the vocabulary, as shards have only if all logits of a token are equal.
+    """
+    if group.size == 1 or logits.device.type != "cpu":
+        return
+    alike = torch.isclose(own * group.size, total, rtol=1e-6, atol=0).all()
+    if alike and (logits.amin(-1) < logits.amax(-1)).any():
+        size = logits.shape[-1]
+        raise ValueError(
+            f"all {group.size} ranks gave the same logits of {size} vocabulary entries, so these are no shards of "
+            f"{size * group.size}: use lib.model.loss_term for full logits, or give each rank its {size}/{group.size}"
+        )
 
 
 def _mine(words: Tensor, size: int, group: Group) -> tuple[Tensor, Tensor]:

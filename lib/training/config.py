@@ -80,8 +80,8 @@ class Checkpoints:
     """Where and how often to save.
 
     Args:
-        checkpoint: folder for checkpoints of this run alone, which all machines share; Ctrl-C, SIGTERM and SIGUSR1 then
-            save before they end the run.
+        checkpoint: folder for checkpoints of this run alone, which all machines share; Ctrl-C, SIGTERM, SIGUSR1 and a
+            file of the name stop in this folder then save before they end the run.
         checkpoint_every: steps between two checkpoints; the last step is always saved.
         keep: number of newest checkpoints to keep.
         resume: the checkpoint to continue from, under any layout; auto is the newest, or a new run if there is none.

@@ -47,13 +47,13 @@ def train(
         of each kind) of that step. `step_s`: seconds of each step; the second step is slow, because its memory is
         tracked. If the run was resumed, `losses` and `validation` begin at its first step, all else at the first step
         of this process. With `checkpoints` also `stopped_by`, the number of the signal that ended the run early, or 0;
-        and `unsaved`, why its end is not on disk, or "". `profile`: a `Trace`, if requested.
+        and `unsaved`, why its end is not on disk, or "". `profile`: a `Trace`, if requested and if there was a step.
     """
     model, corpus = build(world, config), data.load()
     report: dict = {"losses": [], "validation": [], "step_s": [], "peak_bytes": {}, "memory": []}
     traffic: dict = {}
     silent = quiet or world.rank > 0
-    saver, first = None, 0
+    saver, first, recorded = None, 0, None
     if checkpoints:
         from lib.checkpoint.saver import Saver  # takes 1 s to import
 
@@ -86,7 +86,8 @@ def train(
         report |= {"stopped_by": saver.stopped_by, "unsaved": saver.unsaved}
     if config.validate_every and not report.get("stopped_by"):
         report["validation"].append((config.steps, validate(model, corpus.validation, config)))
-    return report | {"traffic": traffic, "config": asdict(config)} | ({"profile": recorded} if profile else {})
+    report |= {"traffic": traffic, "config": asdict(config)}
+    return report | {"profile": recorded} if profile and recorded else report
 
 
 def build(world: Group, config: TrainConfig) -> ParallelGPT:

@@ -189,6 +189,24 @@ def test_what_cannot_be_released(tmp_path, capsys):
     assert (tmp_path / "out" / "hw6" / "hw6-handout.zip").exists(), "the rest are written"
 
 
+def test_a_folder_of_somebody_else_is_not_replaced(tmp_path, capsys):
+    mine = tmp_path / "hw6" / "submissions.zip"
+    mine.parent.mkdir()
+    mine.touch()
+    (tmp_path / "file").mkdir()
+    (tmp_path / "file" / "hw6").touch()
+    for out in (tmp_path, tmp_path / "file"):
+        assert main([FILES["hw6"], "--out", str(out)]) == 2
+        err = capsys.readouterr().err
+        assert (
+            err.startswith(f"course.release: {out}/hw6 would be replaced, and is no earlier release")
+            and mine.exists()
+        )
+    mine.unlink()
+    for _ in ("into an empty folder", "again"):
+        assert main([FILES["hw6"], "--out", str(tmp_path)]) == 0
+
+
 def test_a_site_for_students_has_no_solutions(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "tools")
     import student_site

@@ -18,7 +18,8 @@ MOST_LINES_OF_A_FILE = 350  # and no other limit on size: a file is good when a 
 ROOT_FILES = """
 text trace cost/ kineto runtime/ torchrun/ mesh launch comm
 placement facts clip conjugate deferred recompute collectives model masks data memory verify
-doctor/ data_parallel/ tensor_parallel/ pipeline/ layout planner/ parallel checkpoint/ training/ lab/ train
+doctor/ data_parallel/ tensor_parallel/ pipeline/ layout planner/
+facts_on_mesh parallel checkpoint/ training/ lab/ train
 """.split()
 PURE = [
     *("lib.cost", "lib.trace", "lib.kineto", "lib.lab.claims", "lib.pipeline.schedules", "lib.layout", "lib.planner"),

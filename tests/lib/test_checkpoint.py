@@ -26,12 +26,13 @@ from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from lib import run
-from lib.checkpoint import files, storage
+from lib import train as train_command
+from lib.checkpoint import files, saver, storage
 from lib.checkpoint import folder as folders
 from lib.checkpoint.__main__ import main as export
 from lib.checkpoint.boxes import Box, boxes_of_part, boxes_of_range
 from lib.checkpoint.files import CHECKSUMS, LOCK, CheckpointError, Lock, checksum, note_checksums, reason
-from lib.checkpoint.saver import SIGNALS, Checkpoints
+from lib.checkpoint.saver import SIGNALS, Checkpoints, passed_on
 from lib.checkpoint.storage import Save, restore
 from lib.launch import RankError
 from lib.layout import Layout
@@ -340,6 +341,36 @@ def test_no_room_loses_no_checkpoint_and_no_step(tmp_path, serial):
     assert os.listdir(tmp_path) == ["step-00000002"]
 
 
+def test_a_save_that_cannot_make_its_folder_says_so_and_training_goes_on(tmp_path, capsys, monkeypatch, serial):
+    """A file is in its place, or in the place of the folder of all checkpoints."""
+
+    def step(model, tokens, i, config, train_step=train_loop.train_step):
+        if i == 1:
+            (tmp_path / "runs" / ".step-00000002").touch()
+        return train_step(model, tokens, i, config)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(train_loop, "train_step", step)
+        (report,) = trained(on(), Checkpoints(str(tmp_path / "runs"), 2))
+    said = f"step-00000002 could not be written to {tmp_path}/runs: rank 0: File exists; older ones are kept"
+    assert capsys.readouterr().err.strip() == said
+    assert report["unsaved"] == "" and report["losses"] == serial[0]["losses"]
+    assert {*os.listdir(tmp_path / "runs")} == {"step-00000004", "step-00000006"}
+
+    def step(model, tokens, i, config, train_step=train_loop.train_step):
+        if i == 5:
+            shutil.rmtree(tmp_path / "runs")
+            (tmp_path / "runs").touch()
+        return train_step(model, tokens, i, config)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(train_loop, "train_step", step)
+        resume = str(tmp_path / "runs" / "step-00000004")
+        (report,) = trained(on(), Checkpoints(str(tmp_path / "runs"), 9, resume=resume))
+    said = f"step-00000006 could not be written to {tmp_path}/runs: rank 0: Not a directory; older ones are kept"
+    assert report["unsaved"] == said
+
+
 def test_the_reason_is_the_disk_even_if_torch_hides_it():
     """torch.save on a full disk raises a RuntimeError about its archive, while it handles the OSError."""
     try:
@@ -521,7 +552,7 @@ def test_asked_to_stop_all_ranks_stop_after_the_same_step(number, code, tmp_path
 
 
 def test_a_file_is_a_wish_to_stop(tmp_path):
-    def passed_on(world, config, checkpoints):
+    def asked(world, config, checkpoints):
         if world.rank == 0:
             (tmp_path / "stop").write_text("2")  # before it begins: left by another run, and removed
         original = train_loop.train_step
@@ -534,9 +565,105 @@ def test_a_file_is_a_wish_to_stop(tmp_path):
         train_loop.train_step = step
         return train(world, config, True, checkpoints)
 
-    reports = run(passed_on, 2, on(steps=50, dp=2), Checkpoints(str(tmp_path)))
+    reports = run(asked, 2, on(steps=50, dp=2), Checkpoints(str(tmp_path)))
     assert {report["stopped_by"] for report in reports} == {signal.SIGTERM}
     assert {len(report["losses"]) for report in reports} <= {3, 4} and len({len(r["losses"]) for r in reports}) == 1
+
+
+def link(path):
+    path.symlink_to("nowhere")
+
+
+MADE_BY_HAND = {  # how somebody makes `stop` -> the signal that is said
+    "touch": (lambda path: path.touch(), signal.SIGTERM),
+    "a word": (lambda path: path.write_text("please\n"), signal.SIGTERM),
+    "a known number": (lambda path: path.write_text(" 2\n"), signal.SIGINT),
+    "SIGKILL": (lambda path: path.write_text("9"), signal.SIGTERM),
+    "zero": (lambda path: path.write_text("0"), signal.SIGTERM),
+    "below zero": (lambda path: path.write_text("-15"), signal.SIGTERM),
+    "huge": (lambda path: path.write_text("1" * 9999), signal.SIGTERM),
+    "a fraction": (lambda path: path.write_text("15.0"), signal.SIGTERM),
+    "other digits": (lambda path: path.write_text("²", encoding="utf-8"), signal.SIGTERM),
+    "no text": (lambda path: path.write_bytes(b"\xff\xfe\x00"), signal.SIGTERM),
+    "a folder": (lambda path: path.mkdir(), signal.SIGTERM),
+    "a folder with a file": (lambda path: [path.mkdir(), (path / "why").touch()], signal.SIGTERM),
+    "a pipe": (os.mkfifo, signal.SIGTERM),
+    "a link to nowhere": (link, signal.SIGTERM),
+    "a link to a folder": (lambda path: path.symlink_to(path.parent), signal.SIGTERM),
+}
+
+
+@pytest.mark.parametrize("how", MADE_BY_HAND)
+def test_stop_is_a_wish_however_it_is_made(how, tmp_path):
+    make, number = MADE_BY_HAND[how]
+    assert passed_on(str(tmp_path)) == 0
+    make(tmp_path / "stop")
+    assert passed_on(str(tmp_path)) == number
+    if how == "a folder with a file":  # it is not ours to remove, and would stop the next run
+        with pytest.raises(CheckpointError, match="stop asks the run to stop, and cannot be removed: move it away"):
+            folders.remove_leftovers(str(tmp_path))
+        assert (tmp_path / "stop" / "why").exists()
+    else:
+        folders.remove_leftovers(str(tmp_path))
+        assert os.listdir(tmp_path) == []
+
+
+def denied(*args, **kwargs):
+    raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+
+def test_a_stop_that_cannot_be_read_is_a_wish(tmp_path, monkeypatch):
+    (tmp_path / "stop").write_text("2")
+    monkeypatch.setattr(saver, "open", denied, raising=False)
+    assert passed_on(str(tmp_path)) == signal.SIGTERM
+
+
+@pytest.fixture
+def touched(tmp_path, monkeypatch):
+    """In step 2 and later, somebody touches `stop` in the folder of the run."""
+
+    def step(model, tokens, i, config, train_step=train_loop.train_step):
+        if i >= 2:
+            (tmp_path / "stop").touch()
+        return train_step(model, tokens, i, config)
+
+    monkeypatch.setattr(train_loop, "train_step", step)
+    return tmp_path
+
+
+def test_touch_stop_saves_and_says_so(touched, capsys):
+    with pytest.raises(SystemExit) as left:
+        main([*FLAGS.split(), "--checkpoint", str(touched)])
+    assert left.value.code == 143 and {*os.listdir(touched)} == {"step-00000003", "stop"}
+    assert "SIGTERM: stopped after step 3; it is saved, and --resume auto continues" in capsys.readouterr().err
+
+
+def test_after_touch_stop_torchrun_does_not_start_again(touched, monkeypatch):
+    """Any code but 0 is a failure to torchrun; a save that failed is one."""
+    monkeypatch.setattr(train_command, "of_torchrun", lambda: (0, 1))
+    monkeypatch.setattr(train_command, "init", lambda **_: Group())
+    monkeypatch.setattr(train_command, "close", lambda world, report: [report])
+    codes = []
+    for full in (False, True):
+        if full:
+            monkeypatch.setattr(FileSystemWriter, "write_data", lambda *_: 1 / 0)
+        with pytest.raises(SystemExit) as left:
+            main([*FLAGS.split(), "--checkpoint", str(touched), "--resume", "auto"])
+        codes.append(left.value.code)
+    assert codes == [0, 143]
+
+
+def test_ctrl_c_where_its_file_cannot_be_written(tmp_path, capsys):
+    """In the process that started the ranks: an error there would end them without a save."""
+    for place, says in (
+        (tmp_path, ""),
+        (tmp_path / "none", "stop could not be written, so the run goes on: No such"),
+    ):
+        (tmp_path / "stop").mkdir(exist_ok=True)
+        with saver.pass_on(str(place)):
+            os.kill(os.getpid(), signal.SIGTERM)
+        assert says in capsys.readouterr().err
+    assert passed_on(str(tmp_path)) == signal.SIGTERM
 
 
 # ---- wrong use ------------------------------------------------------------------------------------------------------
@@ -654,6 +781,111 @@ def test_auto_goes_past_what_is_damaged_and_says_so(name, saved, capsys):
     assert (saved / "step-00000004").exists(), "it does not begin afresh over them"
 
 
+def rewrite(path, text):
+    """run.json with another text, and its right checksum."""
+    (path / "run.json").write_text(text)
+    note_again(path, "run.json")
+
+
+def instead(path, name, make):
+    """Another thing in the place of a file, or of the checkpoint."""
+    file = path / name if name else path
+    shutil.rmtree(file) if file.is_dir() else file.unlink()
+    make(file)
+
+
+def foreign(path):
+    (path / ".metadata").write_bytes(b"a pickle of a different torch")
+    note_again(path, ".metadata")
+
+
+DAMAGED = "run.json of {} is damaged: it is not as checksums says"
+TOUCHED = {  # what a person, a disk or a program did to a checkpoint -> what is said of it
+    "no run.json": (lambda p: (p / "run.json").unlink(), "is not a checkpoint: its run.json cannot be read: No such"),
+    "run.json is a folder": (
+        lambda p: instead(p, "run.json", os.mkdir),
+        "its run.json cannot be read: Is a directory",
+    ),
+    "it is a file": (lambda p: instead(p, "", lambda f: f.touch()), "its run.json cannot be read: Not a directory"),
+    "it is empty": (lambda p: instead(p, "", os.mkdir), "is not a checkpoint: its run.json cannot be read: No such"),
+    "an empty run.json": (
+        lambda p: (p / "run.json").write_text(""),
+        "run.json of {} is damaged: it is not as checksums",
+    ),
+    "an edited run.json": (
+        lambda p: (p / "run.json").write_text("{}"),
+        "run.json of {} is damaged: it is not as check",
+    ),
+    "no JSON": (lambda p: rewrite(p, "step: 6"), "run.json of {} is damaged: it is not JSON"),
+    "a list": (
+        lambda p: rewrite(p, "[]"),
+        "run.json of {} is damaged: it has no valid version, step, ",
+    ),
+    "no version": (lambda p: edit_run(p, version=None), "run.json of {} is damaged: it has no valid version"),
+    "a version in words": (lambda p: edit_run(p, version="1"), "run.json of {} is damaged: it has no valid version"),
+    "no model": (lambda p: edit_run(p, config={}), "run.json of {} is damaged: it has no valid config"),
+    "no losses": (lambda p: edit_run(p, losses=[]), "run.json of {} is damaged: it has no valid step"),
+    "no list of boxes": (lambda p: (p / ".metadata").unlink(), ".metadata of {} is missing"),
+    "no data": (lambda p: (p / "__0_0.distcp").unlink(), "__0_0.distcp of {} is missing"),
+    "short data": (lambda p: cut(p / "__0_0.distcp"), "__0_0.distcp of {} is damaged: it is not as checksums says"),
+    "no data at all": (lambda p: os.truncate(p / "__0_0.distcp", 0), "__0_0.distcp of {} is damaged: it is not as"),
+    "data is a folder": (
+        lambda p: instead(p, "__0_0.distcp", os.mkdir),
+        "__0_0.distcp of {} cannot be read: Is a directory",
+    ),
+    "no checksums": (lambda p: (p / CHECKSUMS).unlink(), "checksums of {} is missing"),
+    "empty checksums": (
+        lambda p: (p / CHECKSUMS).write_text(""),
+        "checksums of {} is damaged: it has no line for run",
+    ),
+    "a line of checksums": (
+        lambda p: (p / CHECKSUMS).write_text("00000000 run.json\nelse\n"),
+        "checksums of {} is damaged: line 2 is not a checksum and a name",
+    ),
+    "no text": (lambda p: (p / CHECKSUMS).write_bytes(b"\xff\n"), "checksums of {} is damaged: it is no text"),
+    "checksums is a folder": (
+        lambda p: instead(p, CHECKSUMS, os.mkdir),
+        "checksums of {} cannot be read: Is a directory",
+    ),
+}
+
+
+@pytest.mark.parametrize("how", TOUCHED)
+def test_a_checkpoint_that_somebody_touched_is_named_and_passed_over(how, saved, tmp_path_factory, capsys):
+    path, (touch, says) = saved / "step-00000006", TOUCHED[how]
+    touch(path)
+    said = refused(f"--checkpoint {tmp_path_factory.mktemp('new')} --resume {path}", capsys)
+    assert says.format(path) in said
+    with pytest.raises(SystemExit) as left:
+        export([str(path), "--out", str(saved / "w.pt")])
+    err = capsys.readouterr().err
+    assert left.value.code == 1 and err.count("\n") == 1 and says.format(path) in err
+    assert folders.choose(str(saved), "auto", on()) == str(saved / "step-00000004")
+    assert says.format(path) in capsys.readouterr().err
+    assert {*os.listdir(saved)} == {"step-00000004", "step-00000006.broken"}
+
+
+def test_broken_ones_keep_different_names(saved, capsys, monkeypatch):
+    (saved / "step-00000006.broken" / "of").mkdir(parents=True)  # from an earlier start
+    (saved / "step-00000006" / CHECKSUMS).unlink()
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            os, "rename", lambda *_: (_ for _ in ()).throw(PermissionError(errno.EACCES, "Permission denied"))
+        )
+        said = refused(f"--checkpoint {saved} --resume auto", capsys)
+    assert said.endswith("step-00000006 is broken, and cannot be renamed: Permission denied; move it away")
+    assert folders.choose(str(saved), "auto", on()) == str(saved / "step-00000004")
+    assert f"renamed to {saved}/step-00000006.broken2; continuing" in capsys.readouterr().err
+    assert (saved / "step-00000006.broken" / "of").exists()
+
+
+def test_a_list_of_boxes_of_another_torch_is_not_renamed(saved, capsys):
+    foreign(saved / "step-00000006")
+    said = refused(f"--checkpoint {saved} --resume auto", capsys)
+    assert ".metadata of " in said and "cannot be read by this torch: " in said
+    assert {*os.listdir(saved)} == {"step-00000004", "step-00000006"}
+
+
 def test_a_run_that_goes_on_with_another_batch_or_rate_says_so(saved, capsys):
     assert folders.choose(str(saved), "auto", on()) and capsys.readouterr().err == ""
     folders.choose(str(saved), "auto", dataclasses.replace(on(), global_batch=48, lr=0.5))
@@ -673,6 +905,30 @@ def test_two_runs_in_one_folder(tmp_path):
     first.release()
     with pytest.raises(CheckpointError, match="cannot be written on "):
         Lock("/proc/nowhere")
+    Lock(str(tmp_path)).release()
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_second_job_in_the_folder_says_one_sentence(ranks, tmp_path, capsys, monkeypatch):
+    """One that starts later, and one that starts at the same time, so that its ranks find the lock."""
+    first = Lock(str(tmp_path))
+    command = f"--dp {ranks} --checkpoint {tmp_path}"
+    assert refused(command, capsys).startswith(f"{tmp_path} is used by process {os.getpid()} on ")
+    monkeypatch.setattr(folders, "check_can_write", lambda path: None)
+    with pytest.raises(SystemExit) as left:
+        main([*FLAGS.split(), *command.split()])
+    err = capsys.readouterr().err
+    assert left.value.code == 1 and err.count("\n") == 1
+    assert err.startswith(f"python -m lib.train: {tmp_path} is used by process {os.getpid()} on ")
+    first.release()
+
+
+def test_a_lock_that_somebody_made(tmp_path, capsys):
+    (tmp_path / LOCK).mkdir()
+    assert f"--checkpoint {tmp_path}/{LOCK} cannot be written on " in refused(f"--checkpoint {tmp_path}", capsys)
+    (tmp_path / LOCK).rmdir()
+    (tmp_path / LOCK).write_bytes(b"\xff")
     Lock(str(tmp_path)).release()
     assert os.listdir(tmp_path) == []
 
@@ -765,7 +1021,7 @@ def test_other_damage_is_found_on_every_rank(how, tmp_path):
         case "fewer checksums":
             lines = (place / CHECKSUMS).read_text().splitlines(True)
             (place / CHECKSUMS).write_text("".join(line for line in lines if files[1] not in line))
-    with pytest.raises(RankError, match="CheckpointError: .*is damaged"):
+    with pytest.raises(RankError, match="CheckpointError: .*is (damaged|missing)"):
         run(momentum_and_frozen, 3, place, Layout(dp=3, zero=1), 1)
 
 
@@ -810,6 +1066,39 @@ def test_the_state_of_another_optimizer(saved):
     edit_run(saved / "step-00000006", optimizer="SGD")
     with pytest.raises(CheckpointError, match="step-00000006 has the state of SGD, and this run steps with AdamW"):
         trained(on(), Checkpoints(str(saved), resume=str(saved / "step-00000006")))
+
+
+@pytest.mark.parametrize(
+    "out, says",
+    [
+        ("{}", "Is a directory"),
+        ("{}/none/w.pt", "No such file or directory"),
+        ("{}/step-00000006/run.json/w.pt", "Not a directory"),
+        ("/dev/full", "No space left on device"),
+    ],
+)
+def test_export_to_where_nothing_can_be_written(out, says, saved, capsys):
+    if out == "/dev/full" and not os.path.exists(out):
+        pytest.skip("only Linux has a file that is always full")
+    with pytest.raises(SystemExit) as left:
+        export([str(saved / "step-00000006"), "--out", out.format(saved)])
+    said = f"python -m lib.checkpoint: --out {out.format(saved)} could not be written: {says}\n"
+    assert left.value.code == 1 and capsys.readouterr().err == said
+
+
+def test_export_of_sizes_that_make_no_gpt(saved, capsys):
+    path = saved / "step-00000006"
+    model = json.loads((path / "run.json").read_text())["config"]["model"]
+    for change, says in (
+        ({"num_heads": 5}, "run.json of {} has no sizes of a GPT: d_model=24 cannot be split over num_heads=5"),
+        ({"unknown": 5}, "run.json of {} has no sizes of a GPT: "),
+        ({"d_model": 48}, "{} is of a different model: embed.token.weight has shape [256, 24] there"),
+    ):
+        edit_run(path, config={"model": model | change})
+        with pytest.raises(SystemExit) as left:
+            export([str(path), "--out", str(saved / "w.pt")])
+        err = capsys.readouterr().err
+        assert left.value.code == 1 and err.count("\n") == 1 and says.format(path) in err
 
 
 def test_export_of_what_is_no_checkpoint(saved, capsys):

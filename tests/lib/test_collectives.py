@@ -8,6 +8,8 @@ import torch
 
 from lib import collectives, comm, run, trace
 from lib.cost import steps
+from tests.lib import kinds
+from tests.lib.sharding import said
 
 RANKS = (1, 2, 3, 4, 5, 7, 8)
 SHAPES = ((), (0,), (1,), (3, 5), (2, 3, 4), (80,))  # fewer numbers than ranks, none at all, not divisible
@@ -89,6 +91,43 @@ def edges(world):
 @pytest.mark.parametrize("n", [3, 1, 4])
 def test_results_are_new_tensors_and_equal_bit_by_bit(n):
     assert list(run(edges, n)) == [(True, True)] * n
+
+
+def by_hand(world):
+    """(name, collective, what it returns for the values of all ranks)"""
+
+    def total(xs):
+        return torch.stack(xs).sum(0)
+
+    for name, all_reduce in ALL_REDUCE.items():
+        yield name, all_reduce, total
+    for name in ("naive", "tree"):
+        yield f"{name}_broadcast", getattr(collectives, f"{name}_broadcast"), lambda xs: xs[0]
+        yield f"{name}_reduce", getattr(collectives, f"{name}_reduce"), lambda xs: None if world.rank else total(xs)
+    yield "gather", collectives.ring_all_gather, lambda xs: torch.cat([x.reshape(-1) for x in xs])
+
+
+@pytest.mark.thorough("more ranks, sizes and kinds", keep=1)
+@pytest.mark.parametrize("n", [2, 1, 3])
+def test_values_are_sent_whatever_the_memory_and_what_has_none_is_refused(n):
+    def works(world):
+        found = []
+        for name, collective, formula in by_hand(world):
+            for kind, (x, _) in kinds.arriving(world.rank).items():
+                if problem := kinds.wrong(collective(x, world), formula(kinds.right_of(world, kind))):
+                    found.append(f"{name} of {kind}: {problem}")
+            for kind, (x, says) in kinds.refused(n).items():
+                if not (problem := said(lambda x=x: collective(x, world), ValueError)).count(says):  # noqa: B023
+                    found.append(f"{name} of {kind}: {problem}")
+        out = torch.zeros(6 * n, dtype=torch.complex64).conj()
+        found.append(said(lambda: collectives.ring_all_gather(out[:6].clone(), world, out), ValueError))
+        out = torch.zeros(2 * n, 3).T
+        found.append(said(lambda: collectives.ring_all_gather(torch.ones(6), world, out), ValueError))
+        return found
+
+    for found in run(works, n):
+        assert len(found) == 2, found[:-2]
+        assert found[0].endswith("a conjugate view") and found[1].endswith("not contiguous")
 
 
 # ---- the moves of all ranks -----------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from lib.deferred import DeferWeightGradients, Queue
 from lib.launch import run
 from lib.mesh import Group, Mesh, MeshShape
 from lib.runtime import calls, transfer
+from tests.lib import kinds, sharding
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 pytestmark = pytest.mark.usefixtures("machine")
@@ -403,3 +404,123 @@ def test_what_is_sent_is_freed_also_where_a_mode_watches_functions():
         return sum(storage() is not None for storage in alive)
 
     assert run(kept, 2) == [0, 0]
+
+
+# ---- tensors whose memory is not their elements ----------------------------------------------------------------------
+
+
+def every_call(world):
+    """(name, call, what it returns for the values of all ranks) of each function of `comm`."""
+    n, me = world.size, world.rank
+    right, left = (me + 1) % n, (me - 1) % n
+
+    def message(x):
+        going = comm.send(x, world, right)
+        coming = comm.recv(x, world, left).wait()
+        going.wait()
+        return coming
+
+    def agree(x):
+        comm.agree([x], world)
+        return kinds.values(x)
+
+    def total(xs):
+        return torch.stack(xs).sum(0)
+
+    yield "all_reduce", lambda x: comm.all_reduce(x, world), total
+    yield "all_reduce_start", lambda x: comm.all_reduce_start(x, world, "mean").wait(), lambda xs: total(xs) / n
+    yield "all_reduce out=", lambda x: comm.all_reduce(x, world, out=torch.empty_like(kinds.values(x))), total
+    yield "reduce_scatter", lambda x: comm.reduce_scatter(x, world), lambda xs: total(xs).chunk(n)[me]
+    yield "all_gather", lambda x: comm.all_gather(x, world), torch.cat
+    yield "all_gather 1", lambda x: comm.all_gather(x, world, 1), lambda xs: torch.cat(xs, 1)
+    yield "all_to_all", lambda x: comm.all_to_all(x, world), lambda xs: torch.cat([x.chunk(n)[me] for x in xs])
+    yield "broadcast", lambda x: comm.broadcast(x, world, n - 1), lambda xs: xs[-1]
+    yield "reduce", lambda x: comm.reduce(x, world), lambda xs: None if me else total(xs)
+    yield "send", message, lambda xs: xs[left]
+    yield "exchange", lambda x: comm.exchange({right: x}, {left: x}, world).wait()[left], lambda xs: xs[left]
+    yield "agree", agree, lambda xs: xs[0]  # the last, because it changes x
+
+
+READ_ONLY = ("conjugate, of an inference", "zeros without memory")  # which `agree` cannot overwrite
+
+
+@pytest.mark.thorough("more ranks, sizes and kinds", keep=1)
+@pytest.mark.parametrize("n", [2, 3])
+def test_the_values_of_a_view_arrive_whatever_its_memory(n):
+    def works(world):
+        found = []
+        for kind in kinds.arriving(world.rank):
+            x, _ = kinds.arriving(world.rank)[kind]  # afresh, because one kind is a view of another
+            for name, call, formula in every_call(world):
+                if name == "agree" and kind in READ_ONLY:
+                    continue
+                if problem := kinds.wrong(call(x), formula(kinds.right_of(world, kind))):
+                    found.append(f"{name} of {kind}: {problem}")
+        return found
+
+    assert run(works, n) == [[]] * n
+
+
+def test_what_no_message_can_carry_is_refused_on_every_rank():
+    """Before a byte moves: then the same group works."""
+
+    def asks(world):
+        messages = {}
+        with trace.record(world.rank) as seen:
+            for kind, (x, says) in (kinds.refused(world.size) | META).items():
+                for name, call, _ in every_call(world):
+                    if name.endswith("out=") or kind == "meta" and name == "agree":
+                        continue
+                    try:
+                        messages[kind, name] = f"no error: {call(x)}"
+                    except ValueError as error:
+                        messages[kind, name] = "" if says in str(error) else str(error)
+            for kind in READ_ONLY:
+                x, _ = kinds.arriving(world.rank)[kind]
+                messages[kind] = sharding.said(lambda x=x: comm.agree([torch.ones(3), x], world), ValueError)
+            good, bad = {1 - world.rank: torch.ones(3)}, {1 - world.rank: torch.eye(3).to_sparse()}
+            messages["exchange"] = sharding.said(lambda: comm.exchange(good, bad, world), ValueError)
+            messages["to 9"] = sharding.said(lambda: comm.exchange(good | {9: torch.ones(3)}, {}, world), ValueError)
+        comm.barrier(world)
+        return len(seen.events), {name: text for name, text in messages.items() if text}
+
+    for events, messages in run(asks, 2):
+        assert events == 0
+        assert all("[12, 3] is read-only, and would be overwritten" in messages.pop(kind) for kind in READ_ONLY)
+        assert messages.pop("exchange").endswith("got sparse_coo float32[3, 3]; use x.to_dense()")
+        assert "dst=9 is not in this group" in messages.pop("to 9")
+        assert messages == {}
+
+
+META = {"meta": (torch.empty(12, 3, device="meta"), "float32[12, 3] on the meta device has none: load it before")}
+
+
+def test_an_out_that_cannot_be_filled_is_refused():
+    def asks(world):
+        ones, bar = torch.ones(12, 3), torch.zeros(12, 3, dtype=torch.complex64).conj()
+        with torch.inference_mode():
+            of_inference = torch.zeros(12, 3)
+        outs = [bar, torch._neg_view(ones), of_inference, META["meta"][0], torch.zeros(12, 3).to_sparse(), [0.0]]
+        said_of = [sharding.said(lambda o=o: comm.all_reduce(ones, world, out=o), ValueError) for o in outs]
+        in_place = [sharding.said(lambda o=o: comm.all_reduce(o, world, out=o), ValueError) for o in outs[:3]]
+        whole, like = torch.zeros(24, 3), torch.zeros(12, 3)
+        more = [
+            sharding.said(lambda: comm.all_gather(ones, world, out=torch._neg_view(whole)), ValueError),
+            sharding.said(lambda: comm.reduce_scatter(whole, world, out=torch._neg_view(like)), ValueError),
+            sharding.said(lambda: comm.recv(like, world, 1 - world.rank, out=torch._neg_view(like)), ValueError),
+        ]
+        own = torch.zeros(12, 3).as_subclass(kinds.Deaf)
+        kept = comm.all_reduce(ones, world, out=own) is own and comm.all_reduce(own, world, out=own) is own
+        return said_of, in_place, more, kept, kinds.values(own).unique().tolist()
+
+    for said_of, in_place, more, kept, total in run(asks, 2):
+        ends = ["complex64[12, 3], a conjugate view", "float32[12, 3], a negative view", "float32[12, 3], read-only"]
+        ends += [
+            "float32[12, 3], on meta instead of cpu",
+            "but is sparse_coo float32[12, 3]; use x.to_dense()",
+            "list;",
+        ]
+        assert all(end in text for end, text in zip(ends, said_of, strict=True)), said_of
+        assert all(end in text for end, text in zip(ends, in_place, strict=False)), in_place
+        assert all("out must be contiguous float32" in text and "a negative view" in text for text in more), more
+        assert kept and total == [4]

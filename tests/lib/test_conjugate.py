@@ -6,6 +6,7 @@ import torch
 from lib import conjugate, run, trace
 from lib.placement import Partial, Replicate, Shard
 from lib.verify import assert_adjoint
+from tests.lib import kinds
 from tests.lib.sharding import said
 
 WHOLE, TERM = Replicate(), Partial()
@@ -81,8 +82,8 @@ def test_a_name_says_what_is_sent(n):
 
     whole = 8 * 3 * 12 * 2
     for name, seen in run(sent, n)[0].items():
-        for half, (kinds, n_bytes) in zip(halves(name), seen, strict=True):
-            assert kinds == ([half] if SENDS[half] else []), name
+        for half, (sent_kinds, n_bytes) in zip(halves(name), seen, strict=True):
+            assert sent_kinds == ([half] if SENDS[half] else []), name
             assert n_bytes == pytest.approx(SENDS[half] * (n - 1) / n * whole), name
 
 
@@ -108,3 +109,26 @@ def test_what_cannot_be_split_is_named():
         return said(lambda: call("split_all_gather", torch.ones(3, 10), world), ValueError)
 
     assert "=10 cannot be split over world=4; use a multiple of 4, such as 12" in run(split, 4)[0]
+
+
+def test_conjugates_in_both_directions_and_what_is_refused():
+    """x and the gradient are views whose memory is not their values: x.conj() and y.conj()."""
+
+    def works(world):
+        found = []
+        for name in PAIRS:
+            results = []
+            for later in (lambda x: x.conj(), lambda x: x.conj().resolve_conj()):
+                x = kinds.numbers(world.rank, torch.complex128).requires_grad_()
+                y = call(name, later(x), world, 0)
+                later(y).real.square().sum().backward()
+                results.append((y.detach().resolve_conj(), x.grad.resolve_conj()))
+            same = all(map(torch.equal, *results))
+            found += [] if same else [name]
+            sparse = kinds.numbers(0).to_sparse()
+            found += [name] * (
+                "; use x.to_dense()" not in said(lambda n=name, x=sparse: call(n, x, world, 0), ValueError)
+            )
+        return found
+
+    assert run(works, 2) == [[]] * 2

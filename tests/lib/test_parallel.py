@@ -481,6 +481,31 @@ def test_a_mesh_that_is_not_the_layouts_is_refused():
         assert "but got dp=2 x pp=1 x tp=1" in other_axis and "dtype needs master weights" in mixed
 
 
+def test_a_model_that_is_no_gpt_is_refused():
+    def refused(world):
+        model, mesh = nn.Sequential(nn.Linear(8, 8)), Mesh(MeshShape(dp=1, pp=1, tp=2), world)
+        with pytest.raises(ValueError) as caught:
+            parallelize(model, mesh, Layout(tp=2), momentum)
+        return str(caught.value)
+
+    for said in run(refused, 2):
+        assert (
+            "parallelize takes a GPT of lib/model.py, and Sequential is none: use FSDP, ZeRO1 or BucketedDDP" in said
+        )
+
+
+def test_steps_without_a_number_drop_other_elements():
+    def losses(world):
+        torch.manual_seed(world.rank)
+        model = spread(world, Layout(tp=2), serial(replace(CONFIG, dropout=0.5)))
+        numbers = (None, None, 1, None, 0)
+        found = [model.backward(*batch(0, CONFIG), *([] if k is None else [k])).item() for k in numbers]
+        return found
+
+    first, second, again, third, zero = run(losses, 2)[0]
+    assert first == zero and second == again and len({first, second, third}) == 3
+
+
 def test_axes_in_another_order_are_the_same_model():
     layout = Layout(2, 2, 2, order="tp,dp,pp", microbatches=2, zero=1)
     assert max(run(in_one_place, 8, layout)) < 1e-12

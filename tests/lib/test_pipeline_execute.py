@@ -6,6 +6,7 @@ from functools import cache, partial
 
 import pytest
 import torch
+from torch.testing._internal.two_tensor import TwoTensor
 
 from book.trials.trial import in_one, in_stages, merged
 from lib import run
@@ -159,10 +160,28 @@ class InPlace(torch.nn.Linear):
         return super().forward(x.mul_(2))
 
 
+class Conjugate(torch.nn.Linear):
+    """Its output and the gradient of its input have the memory of other tensors."""
+
+    def forward(self, x):
+        return super().forward(x.conj()).conj()
+
+
+class Negative(torch.nn.Linear):
+    """Its output has the memory of a negative."""
+
+    def forward(self, x):
+        y = super().forward(x)
+        return torch.complex(y, y).conj().imag
+
+
+OWN_LAYERS = {"in place": InPlace, "conjugate": Conjugate, "negative": Negative}
+
+
 def chain(kind):
     """Four modules of width 4, and what they take."""
     torch.manual_seed(0)
-    dtype = torch.complex128 if kind == "complex" else torch.float64
+    dtype = torch.complex128 if kind in ("complex", "conjugate") else torch.float64
     layers, x = [torch.nn.Linear(4, 4) for _ in range(4)], torch.randn(6, 3, 4, dtype=dtype)
     if kind == "frozen first stages":
         torch.nn.ModuleList(layers[:2]).requires_grad_(False)
@@ -170,8 +189,8 @@ def chain(kind):
         torch.nn.ModuleList(layers[2:]).requires_grad_(False)
     elif kind == "a detached input":
         layers[2] = Detached(4, 4)
-    elif kind == "in place":
-        layers = [InPlace(4, 4) for _ in range(4)]
+    elif kind in OWN_LAYERS:
+        layers = [OWN_LAYERS[kind](4, 4) for _ in range(4)]
     else:
         layers[1], layers[3] = torch.nn.Tanh(), torch.nn.Tanh()
     if kind in ("frozen first stages", "no parameters, words"):
@@ -209,7 +228,7 @@ def trains_a_chain(world, schedule, kind, recompute=False):
 
 KINDS = [
     *("frozen first stages", "frozen last stages", "a detached input", "in place", "no parameters"),
-    *("no parameters, words", "complex"),
+    *("no parameters, words", "complex", "conjugate", "negative"),
 ]
 
 
@@ -219,6 +238,16 @@ def test_stages_of_all_kinds_are_one_process(kind):
     for schedule in (gpipe(2, 3), one_f_one_b(2, 3), zb_h1(2, 3), zb_h2(2, 3), interleaved(2, 4, 2), zb_v(2, 3)):
         for recompute in (False, True)[: 1 if kind == "in place" else 2]:
             assert max(run(trains_a_chain, 2, schedule, kind, recompute)) < 1e-13, (schedule.name, recompute)
+
+
+def trains_chains(world, schedule, kinds):
+    return {kind: trains_a_chain(world, schedule, kind) for kind in kinds}
+
+
+def test_a_message_is_the_values_of_what_a_stage_gives():
+    """Whatever its memory, forward and backward."""
+    for seen in run(trains_chains, 2, one_f_one_b(2, 3), ("conjugate", "negative")):
+        assert max(seen.values()) < 1e-13, seen
 
 
 def test_what_changes_its_input_cannot_be_computed_again():
@@ -252,9 +281,9 @@ class Gives(torch.nn.Module):
 HERE = Schedule.from_text("0F0 0F1 1F0 1B0 1F1 1B1 0B0 0B1", "here")  # two stages on one rank
 
 
-def in_two_stages(give=lambda y: y, loss=squares, schedule=HERE, targets=torch.zeros(6, 4)):  # noqa: B008
+def in_two_stages(give=lambda y: y, loss=squares, schedule=HERE, targets=torch.zeros(6, 4), inputs=torch.ones(6, 4)):  # noqa: B008
     stages = {0: Stage(Gives(give)), 1: Stage(Gives(lambda y: y))}
-    return execute(schedule, stages, Group(), torch.ones(6, 4), targets, loss)
+    return execute(schedule, stages, Group(), inputs, targets, loss)
 
 
 WRONG_KINDS = {
@@ -265,6 +294,11 @@ WRONG_KINDS = {
     "a sum": (lambda y: y.sum(), "stage 0 gives float32[], but messages"),
     "fewer rows": (lambda y: y[1:], "stage 0 gives float32[2, 4], but messages"),
     "half": (lambda y: y.half(), "stage 0 gives float16[3, 4], but messages"),
+    "sparse": (lambda y: y.to_sparse(), "stage 0 gives sparse_coo float32[3, 4]; use x.to_dense(), because messages"),
+    "two": (
+        lambda y: TwoTensor(y, y),
+        "stage 0 gives TwoTensor, whose values are in other tensors; use the tensors inside, because messages",
+    ),
 }
 WRONG_LOSSES = {
     "per row": (
@@ -290,6 +324,8 @@ def test_wrong_kinds_of_outputs_and_losses_are_named():
     for loss, message in WRONG_LOSSES.values():
         with pytest.raises(ScheduleError, match=f"^{re.escape(message)}"):
             in_two_stages(loss=loss)
+    with pytest.raises(ScheduleError, match=r"^the inputs are sparse_coo float32\[6, 4\]; use x.to_dense"):
+        in_two_stages(inputs=torch.ones(6, 4).to_sparse())
     assert in_two_stages(loss=lambda y, t: y.sum() if t is None else t, targets=None).loss.isfinite()
     assert in_two_stages(loss=lambda y, t: (y == y).sum(), schedule=HERE.forward_only()).loss == 24
 

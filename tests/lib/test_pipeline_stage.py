@@ -1,6 +1,7 @@
 """A stage's two ends, and where a model is cut."""
 
 import operator
+from functools import partial
 from itertools import combinations
 
 import pytest
@@ -11,7 +12,9 @@ from torch.nn.utils.parametrizations import spectral_norm
 from lib.memory import MemoryTracker
 from lib.model import GPT, GPTConfig
 from lib.pipeline.balance import balanced, layer_costs
-from lib.pipeline.stage import Stage, cut
+from lib.pipeline.schedules.gpipe import gpipe
+from lib.pipeline.stage import GPTStage, Stage, cut, stages_of
+from tests.lib.sharding import said
 
 
 @pytest.mark.parametrize("recompute", [False, True])
@@ -35,6 +38,19 @@ def test_two_stages_are_one_model(split, recompute):
     assert first.microbatches == second.microbatches == 0
     for p, gradient in zip(whole.parameters(), wanted, strict=True):
         torch.testing.assert_close(p.grad, gradient, rtol=1e-12, atol=1e-15)
+
+
+class Picks(nn.Module):
+    """Its input in another order; the gradient of the input is sparse."""
+
+    def forward(self, x):
+        return x.gather(-1, torch.arange(6).flip(0).expand_as(x), sparse_grad=True)
+
+
+def test_the_gradient_that_a_stage_gives_back_is_dense():
+    stage, x = Stage(Picks(), 6), torch.randn(3, 6)
+    stage.forward(0, x, lambda y: (y * torch.arange(6.0)).sum())
+    assert torch.equal(stage.backward(0), torch.arange(6.0).flip(0).expand(3, 6))
 
 
 class Mean(nn.Module):
@@ -149,3 +165,45 @@ def test_a_gpt_is_cut_by_cost():
     torch.testing.assert_close(nn.Sequential(*pieces)(tokens), model(tokens), rtol=0, atol=0)
     with pytest.raises(ValueError, match="8 blocks and a head cannot be cut into 10 stages; use 9 stages or fewer"):
         cut(model, 10)
+
+
+def refused(change):
+    """What is said of a GPT with something of its own."""
+    model = GPT(GPTConfig(d_model=8, num_layers=2, num_heads=2))
+    change(model)
+    texts = {said(partial(cut, model, n), ValueError) for n in (1, 2)}
+    texts |= {said(partial(stages_of, model, gpipe(2, 2), 0), ValueError)}
+    (text,) = texts | {said(partial(GPTStage, model, range(1), True), ValueError)}
+    return text
+
+
+class Doubled(GPT):
+    def forward(self, tokens):
+        return 2 * super().forward(tokens)
+
+
+def test_a_model_that_stages_would_not_compute_is_refused():
+    for make in (lambda: nn.Sequential(nn.Linear(8, 8)), lambda: nn.Linear(8, 8)):
+        for call in (
+            lambda m: cut(m, 2),
+            lambda m: stages_of(m, gpipe(2, 2), 0),
+            lambda m: GPTStage(m, range(1), True),
+        ):
+            text = said(lambda call=call, make=make: call(make()), ValueError)
+            assert "only a GPT of lib/model.py can be cut into its blocks" in text and "as Stage(module)" in text
+
+    def end(model):
+        model.__class__ = Doubled
+
+    own = ", which no stage would have: move that into embed, blocks or head, or write the stages yourself"
+    assert f"Doubled has its own forward{own}" in refused(end)
+    assert f"GPT has its own norm{own}" in refused(lambda model: setattr(model, "norm", nn.LayerNorm(8)))
+    assert f"GPT has its own scale{own}" in refused(
+        lambda model: setattr(model, "scale", nn.Parameter(torch.ones(1)))
+    )
+    assert f"GPT has its own mean{own}" in refused(lambda model: model.register_buffer("mean", torch.ones(1)))
+    assert f"GPT has its own forward_hooks{own}" in refused(lambda model: model.register_forward_hook(print))
+    assert f"GPT has its own forward{own}" in refused(lambda model: setattr(model, "forward", lambda tokens: tokens))
+    assert "this GPT has 3 blocks, but its config says num_layers=2" in refused(
+        lambda model: model.blocks.append(model.blocks[0])
+    )

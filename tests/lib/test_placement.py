@@ -17,6 +17,7 @@ from lib.placement import (
     shard,
     unshard,
 )
+from tests.lib import kinds
 from tests.lib.sharding import said
 
 
@@ -44,6 +45,36 @@ def test_shard_and_unshard(placement, n, times):
     assert all(own and back for _, own, back in results)
     kept = sum(part.numel() for part, *_ in results) / 24**2
     assert kept == times
+
+
+def test_shards_are_values_whatever_the_memory_and_what_has_none_is_refused():
+    """On the meta device, a model that is not loaded yet is cut, and nothing is sent."""
+
+    def works(world):
+        found = []
+        for kind, (x, right) in kinds.arriving(world.rank).items():
+            for placement in (Shard(0), Replicate()) if "deaf" not in kind else ():
+                part = kinds.values(shard(x, placement, world))
+                wanted = right.chunk(2)[world.rank] if placement == Shard(0) else right
+                back = unshard(x, placement, world)
+                all_of = torch.cat(kinds.right_of(world, kind)) if placement == Shard(0) else right
+                found += [f"{kind}: {p}" for p in (kinds.wrong(part, wanted), kinds.wrong(back, all_of)) if p]
+        p = nn.Parameter(kinds.numbers(world.rank, torch.complex128).conj())
+        mine = distribute(p, Shard(0), world)
+        found += [kinds.wrong(mine, kinds.values(kinds.numbers(0, torch.complex128).conj()).chunk(2)[world.rank])]
+        for kind, (x, says) in kinds.refused(2).items():
+            for call in (shard, unshard):
+                for placement in (Shard(0), Replicate()):
+                    text = said(lambda c=call, x=x, p=placement: c(x, p, world), ValueError)
+                    found += [f"{kind}: {text}"] * (says not in text)
+        meta = nn.Parameter(torch.empty(12, 3, device="meta"))
+        found += [] if distribute(meta, Shard(0), world).shape == (6, 3) else ["meta"]
+        found += ["unshard meta"] * ("has none" not in said(lambda: unshard(meta, Replicate(), world), ValueError))
+        no_dim = said(lambda: shard(torch.tensor(1.0), Shard(0), world), ValueError)
+        return [text for text in found if text], no_dim
+
+    for found, no_dim in run(works, 2):
+        assert found == [] and no_dim == "dim=0 does not exist in a tensor of shape []"
 
 
 def test_a_fused_weight_is_cut_section_by_section():

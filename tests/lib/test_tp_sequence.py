@@ -12,6 +12,7 @@ from lib.data_parallel.bucketed_gradients import Gradients
 from lib.mesh import Mesh, MeshShape
 from lib.model import GPT, GPTConfig, mean_loss
 from lib.parallel import facts_of
+from lib.tensor_parallel.linear import ColumnParallelLinear, RowParallelLinear
 from lib.tensor_parallel.sequence import ShardedDropout, dropout, each_rank_its_own, see_slices, slice_of_rank
 from tests.lib.sharding import InParts
 
@@ -205,3 +206,46 @@ def test_slices():
     (first, message), (second, _), *_ = run(works, 4)
     assert (first, second) == (slice(0, 3), slice(3, 6))
     assert message == "sequence=10 cannot be split over world=4; use a multiple of 4, such as 12"
+
+
+class ByHand(nn.Module):
+    """A pair between which the sequence is sharded, with a norm before it."""
+
+    def __init__(self, world):
+        super().__init__()
+        self.norm, self.ends = nn.Sequential(nn.Identity(), nn.LayerNorm(6)), nn.Linear(6, 6)
+        self.pair = nn.Sequential(
+            ColumnParallelLinear(6, 12, world, sequence_dim=1), RowParallelLinear(12, 6, world, sequence_dim=1)
+        )
+
+
+def test_a_forgotten_mark_is_named():
+    def works(world):
+        mesh = Mesh(MeshShape(tp=world.size), world)
+        model, said_of = ByHand(mesh.group("tp")), []
+        for mark in (
+            lambda: None,
+            lambda: see_slices(model.norm),
+            lambda: setattr(model.ends, "partial_gradients", ()),
+        ):
+            mark()
+            try:
+                summed = {fact.name: fact.sum_over.size for fact in facts_of(model, mesh)}
+            except ValueError as error:
+                said_of.append(str(error))
+        see_slices(model)  # the layers of the pair keep their own marks
+        return said_of, summed, [layer.partial_gradients for layer in model.pair]
+
+    for (norm, ends), summed, marks in run(works, 2):
+        assert (
+            "norm.1 (LayerNorm) has parameters, and other layers of this model shard the sequence: call see_slices"
+            in norm
+        )
+        assert (
+            "ends (Linear) has parameters" in ends and "or set module.partial_gradients = () if it gets all" in ends
+        )
+        assert summed["norm.1.weight"] == summed["pair.1.bias"] == 2 and summed["ends.weight"] == 1
+        assert marks == [(), ("bias",)]
+    assert run(lambda world: len(facts_of(ByHand(world), Mesh(MeshShape(tp=1), world))), 1) == [8], (
+        "one has all tokens"
+    )

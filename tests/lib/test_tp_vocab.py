@@ -1,6 +1,7 @@
 """Embedding and loss over a vocabulary in parts, against torch's own over a whole one."""
 
 import itertools
+import math
 
 import pytest
 import torch
@@ -219,6 +220,10 @@ WRONG = {
         lambda g: vocab_parallel_cross_entropy(torch.ones(2, 6), torch.tensor([0, V]), g),
         "target 24 is not in a vocabulary of 24",
     ),
+    "full logits": (
+        lambda g: vocab_parallel_loss(*drawn(torch.float32), g),
+        "all 4 ranks gave the same logits of 24 vocabulary entries, so these are no shards of 96: use lib.model",
+    ),
 }
 
 
@@ -226,6 +231,18 @@ def test_wrong_use_is_named():
     texts = run(lambda world: [said(lambda call=call: call(world), ValueError) for call, _ in WRONG.values()], 4)[0]
     for text, (name, (_, message)) in zip(texts, WRONG.items(), strict=True):
         assert message in text, name
+
+
+def test_equal_logits_are_not_taken_for_full_ones():
+    """A head of zeros gives each rank the same; so do shards of one entry, and batches without a counted token."""
+
+    def works(world):
+        targets = torch.tensor([[3, 5, 1]])
+        losses = [vocab_parallel_loss(torch.zeros(1, 3, size), targets % (4 * size), world) for size in (6, 1)]
+        none = vocab_parallel_loss(torch.full((1, 3, 6), torch.nan), torch.full((1, 3), -100), world)
+        return [loss.item() for loss in (*losses, none)]
+
+    assert run(works, 4)[0] == pytest.approx([math.log(24), math.log(4), 0])
 
 
 def test_no_tokens_at_all():

@@ -1,5 +1,6 @@
 """The training loop: the same run whatever the layout, a report that adds up, and a command line that fails well."""
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -131,7 +132,7 @@ def test_validation_where_a_rank_has_no_rows(zero, pp):
 def test_validation_drops_nothing_and_training_goes_on_dropping():
     config = dataclasses.replace(CONFIG, model=dataclasses.replace(TINY, dropout=0.5))
     model = train_loop.build(Group(), config)
-    model.stages[0].module.blocks["1"].eval()  # somebody's choice
+    model.stages[0].module.blocks[1].eval()  # somebody's choice
     modes = [module.training for module in model.stages[0].module.modules()]
     losses = {train_loop.validate(model, data.load().validation, config, limit=4) for _ in range(3)}
     assert len(losses) == 1, "each look at the same text tells the same"
@@ -212,6 +213,29 @@ def test_a_report_of_one_process_without_validation(tmp_path, capsys):
     assert "validation" not in capsys.readouterr().out
     (rank,) = json.loads(report.read_text(encoding="utf-8"))["ranks"]
     assert rank["validation"] == [] and rank["traffic"] == {} and rank["peak_bytes"]["optimizer"] > 0
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_run_that_is_done_says_so(ranks, tmp_path, capsys):
+    """Also with a profile, of which there is no step, and with a report, which has the losses of before."""
+    command = [*FLAGS.split(), "--dp", str(ranks), "--steps", "3", "--checkpoint", str(tmp_path / "runs")]
+    main(command)
+    capsys.readouterr()
+    profile, report = tmp_path / "profile.json", tmp_path / "report.json"
+    main([*command, "--resume", "auto", "--profile", str(profile), "--report", str(report)])
+    out = capsys.readouterr().out.strip().splitlines()
+    assert "all 3 steps were done before: nothing was left to train" in out
+    assert f"profile: {profile} is not written, because no step was left to record" in out
+    assert not profile.exists()
+    ranks_of_report = json.loads(report.read_text(encoding="utf-8"))["ranks"]
+    assert [(len(one["losses"]), one["step_s"]) for one in ranks_of_report] == [(3, [])] * ranks
+
+
+def test_a_plan_and_a_certificate_leave_a_folder_of_checkpoints_alone(tmp_path, capsys):
+    for flags in (["--plan"], ["--certify"]):
+        with contextlib.suppress(SystemExit):
+            main([*FLAGS.split(), *flags, "--checkpoint", str(tmp_path / "runs"), "--resume", "auto"])
+        assert not os.listdir(tmp_path)
 
 
 # ---- wrong use ------------------------------------------------------------------------------------------------------

@@ -1,0 +1,205 @@
+"""Custom layers in a GPT: which layers tensor parallelism shards, and what it requires of all others.
+
+The problem: a model may contain any layer. A layer that mixes tokens is wrong on a shard of the sequence. A layer that
+treats tokens independently is right there, but its gradients are partial sums: unless they are summed, the replicas
+drift apart while the loss falls. A module does not state which of the two it is.
+
+The idea: a layer that is not exactly a layer of `lib/model.py` stays full on each rank. Then its input decides:
+
+    between the pairs            full x[B, T, D]            any layer: all ranks compute the same, also gradients
+    … with sequence parallelism  a shard of the sequence    a layer in `TOKENWISE`, or a marked layer
+    around the head              a shard of the logits      a marked layer
+
+A mark is a statement by the user: the attribute `partial_gradients`, a tuple of parameter names, as `see_slices` sets
+it. All other layers are refused, by name, before anything changes.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+
+import torch
+from torch import nn
+from torch.nn.functional import gelu
+
+from lib.model import GPT, MLP, Attention, Block, Embed, Head, Heads, swiglu
+from lib.tensor_parallel.vocab import USUAL
+
+BETWEEN, AROUND = "between the pairs", "around the head"
+TOKENWISE = (nn.Linear, nn.LayerNorm, nn.RMSNorm, nn.Dropout, nn.Identity, nn.GELU, nn.ReLU, nn.SiLU, nn.Tanh)
+SHARDED = (Embed, Attention, MLP, Head)
+KNOWN = (*SHARDED, Block, GPT, nn.Sequential, nn.ModuleList, nn.ModuleDict)
+METHODS = {Block: ("forward", "_add"), Heads: ("forward", "_attend", "attention")}  # all others: forward
+
+
+def is_shardable(module: nn.Module, n: int) -> bool:
+    """Whether a module is exactly a layer of `lib/model.py`, which n ranks can shard."""
+    return isinstance(module, SHARDED) and not own_part(module, n)
+
+
+def own_part(module: nn.Module, n: int) -> str:
+    """The first custom part of a module of a known class: `forward`, or the name of a child; empty if none."""
+    kind = next(kind for kind in KNOWN if isinstance(module, kind))
+    if not _has_methods(module, kind):
+        return "forward"
+    match module:
+        case Embed():
+            as_made = {"token": is_table(module.token)}
+        case Attention():
+            as_made = {"qkv": is_plain(module.qkv, nn.Linear), "out": is_plain(module.out, nn.Linear)}
+            as_made["heads"] = _has_methods(module.heads, Heads) and _is_stateless(module.heads)
+        case MLP():
+            as_made = {"up": is_plain(module.up, nn.Linear), "down": is_plain(module.down, nn.Linear)}
+            as_made["act"] = all(as_made.values()) and _acts_on_shards(module, n)
+        case Head():
+            as_made = {"linear": is_plain(module.linear, nn.Linear)}
+        case _:
+            as_made = {}
+    return next((name for name, same in as_made.items() if not same), "")
+
+
+def unsharded(module: nn.Module, n: int) -> list[tuple[str, nn.Module, str]]:
+    """Name, module and place of all modules that shards do not replace, the module itself first."""
+    has_head = any(isinstance(one, (GPT, Head)) for one in module.modules())
+    return list(_walk("", module, AROUND if has_head else BETWEEN, n))
+
+
+def _walk(name: str, module: nn.Module, place: str, n: int) -> Iterator[tuple[str, nn.Module, str]]:
+    yield name, module, place
+    replaced: tuple[str, ...] = ()
+    if is_shardable(module, n):
+        match module:
+            case Embed():
+                replaced = ("token", "position") if is_table(module.position) else ("token",)
+            case Attention():
+                replaced = ("qkv", "heads", "out")
+            case MLP():
+                replaced = ("up", "act", "down")
+            case Head():
+                replaced = ("linear",)
+    for child, inside in module.named_children():
+        if child not in replaced:
+            of_gpt = isinstance(module, GPT) and child in ("embed", "blocks")
+            is_between = of_gpt or replaced or isinstance(module, (Embed, Block, Attention, MLP))
+            yield from _walk(f"{name}.{child}".lstrip("."), inside, BETWEEN if is_between else place, n)
+
+
+def is_plain(module: nn.Module | None, *kinds: type[nn.Module]) -> bool:
+    """Whether a module is exactly of one of these classes: without subclass, parametrization, hooks or additions."""
+    if type(module) not in kinds or "forward" in vars(module) or has_hooks(module):
+        return False
+    if module._modules or module._buffers or not module._parameters.keys() <= {"weight", "bias"}:
+        return False
+    own = list(module.parameters())
+    hooks = [hooks for p in own for hooks in (p._backward_hooks, p._post_accumulate_grad_hooks) if hooks]
+    return not hooks and all(type(p) is nn.Parameter for p in own)
+
+
+def is_table(module: nn.Module | None) -> bool:
+    """Whether a module is an embedding without options, which need the full table."""
+    return is_plain(module, nn.Embedding) and all(getattr(module, name) is value for name, value in USUAL.items())
+
+
+def is_tokenwise(module: nn.Module) -> bool:
+    """Whether a module is a layer of torch that treats tokens x[…, D] independently."""
+    return is_plain(module, *TOKENWISE) and len(getattr(module, "normalized_shape", (1,))) == 1
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Whether hooks run with the module."""
+    return any(found for name, found in vars(module).items() if name.endswith("_hooks"))
+
+
+def _has_methods(module: nn.Module, kind: type[nn.Module]) -> bool:
+    """Whether a module computes with the methods of this class."""
+    methods = METHODS.get(kind, ("forward",))
+    return isinstance(module, kind) and all(
+        getattr(getattr(module, name), "__func__", None) is getattr(kind, name) for name in methods
+    )
+
+
+def _is_stateless(module: nn.Module) -> bool:
+    return not [*module.parameters(), *module.buffers()] and not any(has_hooks(one) for one in module.modules())
+
+
+def _acts_on_shards(mlp: MLP, n: int) -> bool:
+    """Whether the activation of a shard of the features is a shard of the activation, on random numbers."""
+    width, act = mlp.down.in_features, mlp.act
+    if mlp.up.out_features not in (width, 2 * width):
+        return False
+    if act in (gelu, swiglu):
+        return True
+    if isinstance(act, nn.Module):
+        if not _is_stateless(act):
+            return False
+        act = copy.deepcopy(act).train()  # so that dropout shows
+    x = torch.randn(2, 3, mlp.up.out_features, generator=torch.Generator().manual_seed(0), device="cpu")
+    shards = [part.flatten(2).clone() for part in x.unflatten(2, (-1, width)).chunk(n, dim=3)]  # of gate and up, each
+    try:
+        with torch.random.fork_rng(devices=[]):
+            full, parts = act(x), torch.cat([act(part) for part in shards], dim=2)
+    except (RuntimeError, TypeError, ValueError, IndexError):
+        return False
+    return full.shape == parts.shape and not full.requires_grad and torch.allclose(full, parts, equal_nan=True)
+
+
+# ---- wrong use ------------------------------------------------------------------------------------------------------
+
+
+def check_layers(model: nn.Module, n: int, sequence_parallel: bool) -> None:
+    """Check, before anything changes, that all layers of a model are right on n tensor-parallel ranks.
+
+    Raises:
+        ValueError: the model is already sharded, has no layer to shard, or has a layer that may be wrong on shards.
+    """
+    if any(hasattr(one, "placements") for one in model.modules()):
+        raise ValueError("this model is already sharded: give a full model, such as GPT(config)")
+    if not any(isinstance(one, GPT) or is_shardable(one, n) for one in model.modules()):
+        raise ValueError(
+            f"{type(model).__name__} has no layer that tensor_parallel can shard: use Embed, Attention, MLP or Head "
+            "of lib/model.py, unchanged, or build the model from ColumnParallelLinear and RowParallelLinear of "
+            "lib/tensor_parallel/linear.py"
+        )
+    for name, module, place in unsharded(model, n) if n > 1 else ():
+        marks = getattr(module, "partial_gradients", None)
+        if place == BETWEEN and not sequence_parallel:
+            if marks:
+                raise ValueError(
+                    f"{_said(name, module, n)} is marked by see_slices, but without sequence_parallel it works on the "
+                    f"full sequence, so its gradients would be summed {n} times: mark it only with "
+                    "sequence_parallel=True"
+                )
+        elif place == BETWEEN and isinstance(module, Attention) and own_part(module, n) not in ("", "forward"):
+            raise ValueError(
+                f"{_said(name, module, n)} mixes tokens, and would get a shard of the sequence: use "
+                "sequence_parallel=False, or an unchanged Attention of lib/model.py"
+            )
+        elif marks is None and not _is_right(module, place, n):
+            raise ValueError(f"{_said(name, module, n)} {_WHY[place]}")
+
+
+_WHY = {
+    BETWEEN: "would get a shard of the sequence, and its partial gradients would never be summed: first call "
+    "see_slices(module) of lib/tensor_parallel/sequence.py if it treats tokens independently, or use "
+    "sequence_parallel=False",
+    AROUND: "may get shards of the logits, [B, T, V/n], or should return them: if it does so, state which of its "
+    "gradients are partial sums, module.partial_gradients = () if none, or a tuple of names; else use an unchanged GPT "
+    "and Head of lib/model.py, or one tensor-parallel rank",
+}
+
+
+def _is_right(module: nn.Module, place: str, n: int) -> bool:
+    """Whether a module without a mark is right on shards."""
+    if place == BETWEEN and is_tokenwise(module):
+        return True
+    is_known = isinstance(module, KNOWN) and not own_part(module, n)
+    return is_known and not has_hooks(module) and not module._parameters
+
+
+def _said(name: str, module: nn.Module, n: int) -> str:
+    """Name, class and custom part of a module: `blocks.0.mlp (MLP with its own act)`."""
+    own = ""
+    if isinstance(module, KNOWN):
+        own = own_part(module, n) or next(iter(module._parameters), "hook")
+    return f"{name or 'the model'} ({type(module).__name__}{f' with its own {own}' if own else ''})"
