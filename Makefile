@@ -158,8 +158,8 @@ hosts: $(READY) ## torchrun on two hosts, which are network namespaces of this m
 soak: $(READY) ## 500 runs of 4 ranks: nothing may grow (about two minutes)
 	@SOAK_RUNS=500 $(PY) -m pytest tests/lib/test_soak.py -q
 
-fuzz: $(READY) ## a random walk over modules and compositions for FUZZ_S seconds (ten minutes)
-	@FUZZ_S=$${FUZZ_S:-600} $(PY) -m pytest tests/lib/test_fuzz.py -q
+fuzz: $(READY) ## two random walks, over modules and over loops, each for FUZZ_S seconds (ten minutes)
+	@FUZZ_S=$${FUZZ_S:-600} $(PY) -m pytest tests/lib/test_fuzz.py tests/lib/test_loops.py -k "twin or random" -q
 
 certificate: $(READY) ## every layout of 1 to 8 ranks against one process, and its plan (minutes)
 	@CERTIFICATE=all $(PY) -m pytest tests/lib/test_certificate.py tests/lib/test_plan.py -q

@@ -161,16 +161,17 @@ def refusal(text):
 # ---- the rows of the page -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough("three ranks", keep=1)
 @pytest.mark.filterwarnings("ignore")
-def test_habits_that_work_equal_one_process():
+@pytest.mark.parametrize(("n", "op"), [(2, "mean"), (3, "sum")])
+def test_habits_that_work_equal_one_process(n, op):
     cases = [(row.compared, kind, loop) for row in WORKS for kind in row.wrappers for loop in row.loops]
 
     def each(world, op):
         return [compared(world, kind, "AdamW", {"op": op}, loop) for compared, kind, loop in cases]
 
-    for n, op in ((2, "mean"), (3, "sum")):
-        for case, of_ranks in zip(cases, zip(*run(each, n, op, timeout_s=120), strict=True), strict=True):
-            assert all(isinstance(one, float) and one <= EQUAL for one in of_ranks), (case, n, of_ranks)
+    for case, of_ranks in zip(cases, zip(*run(each, n, op, timeout_s=120), strict=True), strict=True):
+        assert all(isinstance(one, float) and one <= EQUAL for one in of_ranks), (case, n, of_ranks)
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -180,10 +181,9 @@ def test_habits_that_are_refused_say_what_to_write():
     def each(world):
         return [said(partial(row.trial, world, kind), (RuntimeError, ValueError, TypeError)) for row, kind in cases]
 
-    for n in (2, 3):
-        for (row, kind), *texts in zip(cases, *run(each, n, timeout_s=120), strict=True):
-            for text in texts:
-                assert row.sentence in text and "\n" not in text, (row.habit, kind, n, text)
+    for (row, kind), *texts in zip(cases, *run(each, 2, timeout_s=120), strict=True):
+        for text in texts:
+            assert row.sentence in text and "\n" not in text, (row.habit, kind, text)
 
 
 @pytest.mark.filterwarnings("ignore")
