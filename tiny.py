@@ -219,15 +219,17 @@ class Bucket:
         sizes = [p.numel() for p in params]
         sizes.append(-sum(sizes) % group.size)  # padding, so that ZeRO can cut the bucket into n equal shards
         self.values, self.gradients = params[0].new_zeros(2, sum(sizes))
-        for p, value, gradient in zip(params, self.values.split(sizes), self.gradients.split(sizes), strict=False):
+        self.views = self.gradients.split(sizes)
+        for p, value in zip(params, self.values.split(sizes), strict=False):
             p.data = value.view_as(p).copy_(p.data)
-            p.grad = gradient.view_as(p)  # backward adds to it in place
             p.register_post_accumulate_grad_hook(self.count)
         self.whole, self.shard = nn.Parameter(self.values), nn.Parameter(self.values.chunk(group.size)[group.rank])
-        self.whole.grad, self.shard.grad = self.gradients, self.gradients.chunk(group.size)[group.rank]
 
     def begin(self, num_microbatches: int) -> None:
         self.gradients.zero_()
+        for p, view in zip(self.params, self.views, strict=False):
+            p.grad = view.view_as(p)  # backward adds to it in place
+        self.whole.grad, self.shard.grad = self.gradients, self.gradients.chunk(self.group.size)[self.group.rank]
         self.missing = num_microbatches * len(self.params)
 
     def count(self, p: nn.Parameter) -> None:

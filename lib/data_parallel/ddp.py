@@ -21,9 +21,9 @@ from lib import comm
 from lib.cost.sizes import BUCKET_BYTES
 from lib.data_parallel.bucketed_gradients import Gradients
 from lib.data_parallel.gradient_sums import GradientSums
-from lib.data_parallel.placeholders import WRITTEN_IN_FORWARD
 from lib.facts import Fact, check_trains
 from lib.mesh import Group
+from lib.versions import unwritten
 
 
 class DataParallel(nn.Module):
@@ -62,18 +62,11 @@ class DataParallel(nn.Module):
     def forward(self, *args, **kwargs):
         if torch.is_grad_enabled():
             self.gradients.before_forward()
-        versions = [p._version for p in self.module.parameters()]
-        output = self.module(*args, **kwargs)
-        self._check_unwritten(versions)
+        with unwritten(self.module):
+            output = self.module(*args, **kwargs)
         if torch.is_grad_enabled():
             self.gradients.after_forward(output)
         return output
-
-    def _check_unwritten(self, versions: list[int]) -> None:
-        """Raise RuntimeError if forward wrote into a parameter: each rank would write what its own rows need."""
-        for (name, p), version in zip(self.module.named_parameters(), versions, strict=True):
-            if p._version != version:
-                raise RuntimeError(WRITTEN_IN_FORWARD.format(name))
 
     def no_sync(self) -> AbstractContextManager[None]:
         """Backward inside only adds to p.grad: for all microbatches of a step but the last."""

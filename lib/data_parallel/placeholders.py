@@ -39,11 +39,6 @@ SHARDED = (
     "no rank holds the full parameters of this model, so they cannot be read or written here ({}): full_state_dict() "
     "gathers them, and load_full_state_dict() shards them"
 )
-WRITTEN_IN_FORWARD = (
-    "the forward of this module writes into its parameter {}, as nn.Embedding(max_norm=...) does: each rank would "
-    "write other values, and FSDP would lose them. Write it after step(), equally on all ranks, or compute with a "
-    "changed copy of it"
-)
 CONVERTED = (
     "{} converted or replaced after the model was wrapped (.to(), .double(), p.data = ...), so gradients or steps "
     "would not reach it: convert the model first, then wrap it"

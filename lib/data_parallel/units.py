@@ -28,7 +28,8 @@ from lib import comm
 from lib.data_parallel.bucketed_gradients import Gradients
 from lib.data_parallel.flat import Flat
 from lib.data_parallel.gradient_sums import with_gradient
-from lib.data_parallel.placeholders import SHARDED, WRITTEN_IN_FORWARD, ShardedParameter
+from lib.data_parallel.placeholders import SHARDED, ShardedParameter
+from lib.versions import WRITTEN_IN_FORWARD
 
 
 class Unit:

@@ -21,6 +21,7 @@ from lib.model import GPT
 from lib.pipeline.balance import layers_of_stages
 from lib.pipeline.schedules.action import Schedule, ScheduleError
 from lib.recompute import recomputed
+from lib.versions import unwritten
 
 
 @dataclass(eq=False, repr=False)
@@ -109,9 +110,11 @@ class Stage:
     def _compute(self, x: Tensor, off: DeferWeightGradients | nullcontext) -> Tensor:
         x = pair(x, torch.detach, torch.detach)  # not a leaf: the module may change it in place
         if not self.recompute:
-            return self.module(x)
+            with unwritten(self.module):
+                return self.module(x)
         before = x._version
-        y = recomputed(self.module, self.module, x, off)
+        with unwritten(self.module):
+            y = recomputed(self.module, self.module, x, off)
         if x._version != before:
             raise ScheduleError("a stage that changes its input in place cannot be recomputed: use recompute=False")
         return y

@@ -207,3 +207,11 @@ def test_a_model_that_stages_would_not_compute_is_refused():
     assert "this GPT has 3 blocks, but its config says num_layers=2" in refused(
         lambda model: model.blocks.append(model.blocks[0])
     )
+
+
+def test_a_stage_that_writes_its_weights_in_forward_is_refused():
+    """Each microbatch would write them; in one process the full batch does, once."""
+    for recompute in (False, True):
+        stage = Stage(nn.Sequential(nn.Embedding(4, 2, max_norm=0.1)), 2, recompute)
+        with pytest.raises(RuntimeError, match=r"writes into its parameter 0.weight, as nn.Embedding\(max_norm"):
+            stage.forward(0, torch.arange(4)[None])

@@ -146,6 +146,8 @@ def _apart(tiny, here, start, steps):
         weights = farthest(lambda bucket: bucket.values, wanted.weights)
         apart = torch.stack([(loss - wanted.loss).abs() / wanted.loss, gradients[number], weights])
         worst = torch.maximum(worst, apart.nan_to_num(nan=torch.inf, posinf=torch.inf))
+        for habit in (trainer.optimizer, trainer.model):  # of loops in one process; the next step is none the worse
+            habit.zero_grad()
     dist.all_reduce(worst, dist.ReduceOp.MAX)
     return Apart(*worst.tolist())
 
