@@ -241,6 +241,7 @@ def test_unfrozen_or_added_later(wrap):
             model.module.append(nn.Linear(3, 3).double())
         else:
             model.module[1].bias.requires_grad_(True)
+        model.zero_grad()
         model(X).sum().backward()
         assert "added or unfrozen" in said(model.finish)
 
