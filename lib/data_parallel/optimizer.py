@@ -39,11 +39,12 @@ class ShardedOptimizer:
             named = [(fact.name, fact.parameter) for fact in gradients.facts.values()]
             check_groups(optimizer, named)
             check_elementwise(optimizer, named)
+        # Pairs, and no dict: two stages on a rank may use the same names.
+        stepped = [pair for bucket in gradients.buckets for pair in bucket.stepped.items()]
         # A rank may own nothing; torch refuses an empty list.
-        nothing = {"nothing": nn.Parameter(torch.empty(0))}
-        self._pieces = {name: p for bucket in gradients.buckets for name, p in bucket.stepped.items()} or nothing
-        self.optimizer = optimizer([*self._pieces.items()])
-        check_owned(self.optimizer, self._pieces.values())
+        stepped = stepped or [("nothing", nn.Parameter(torch.empty(0)))]
+        self.optimizer, self._pieces = optimizer(stepped), [p for _, p in stepped]
+        check_owned(self.optimizer, self._pieces)
 
     def finish(self) -> None:
         """Return when the sums have arrived."""
@@ -57,7 +58,7 @@ class ShardedOptimizer:
             RuntimeError: there is no new gradient.
             ValueError: the optimizer also holds other tensors.
         """
-        check_owned(self.optimizer, self._pieces.values())
+        check_owned(self.optimizer, self._pieces)
         self.gradients.use()
         for flat in self.flats:
             flat.hide_pieces()

@@ -344,6 +344,12 @@ def in_own_stages(world, schedule, dp, zero, kind, tied=True):
 SHARED = ("nothing", "a weight at both ends", "a layer", "two weights")
 
 
+def test_own_stages_on_a_rank_may_use_the_same_names():
+    assert max(run(in_own_stages, 2, interleaved(2, 2, 2), 1, 0, "nothing")) < 1e-12
+    for zero in (1, 2):
+        assert max(run(in_own_stages, 4, interleaved(2, 2, 2), 2, zero, "nothing")) < 1e-12
+
+
 @pytest.mark.thorough("seconds of several processes")
 def test_own_stages_share_weights():
     def several(world, schedules, dp, zeros):
