@@ -24,6 +24,7 @@ from lib.runtime.shapes import (
     COUNTED,
     as_bytes,
     check_dim,
+    copy_over,
     front,
     join,
     ordered,
@@ -79,7 +80,7 @@ def all_reduce_start(x: Tensor, group: Group, op: str = "sum", out: Tensor | Non
     out = out_like(given, given.shape, out)
     body = readable(out)
     if not in_place:
-        body.copy_(given)
+        copy_over(body, given)
     sent = ordered(body, op) if op in ("max", "min") and body.is_floating_point() else body
 
     def finish() -> Tensor:
@@ -131,7 +132,7 @@ def reduce_scatter_start(
         if n > 1:
             add(got[0], got[1], out=body)
         else:
-            body.copy_(got[0])
+            copy_over(body, got[0])
         for part in got[2:]:
             add(body, part, out=body)
         return finish()
@@ -157,7 +158,7 @@ def all_gather_start(x: Tensor, group: Group, dim: int = 0, out: Tensor | None =
     part = x.movedim(check_dim(x, dim), 0).contiguous()
     whole = front(part, (group.size * part.shape[0], *part.shape[1:]), dim, out)
     if group.size == 1:
-        whole.copy_(part)
+        copy_over(whole, part)
     what = f"all_gather dim={dim}"
 
     def finish() -> Tensor:
@@ -173,7 +174,7 @@ def _broadcasts(whole: Tensor, part: Tensor, ranks: Group, group: object, async_
     """Broadcast each shard directly to its place; the all-gather of gloo needs a buffer and a copy."""
     places = whole.view(ranks.size, *part.shape)
     if places[ranks.rank].data_ptr() != part.data_ptr():
-        places[ranks.rank].copy_(part)
+        copy_over(places[ranks.rank], part)
     each = zip(places, ranks.ranks, strict=True)
     return tuple(_broadcast(place, src, group=group, async_op=async_op) for place, src in each)
 

@@ -19,6 +19,12 @@ COUNTED = {  # dtypes that backends can add; all others move as bytes
     *(torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128),
 }
 
+_INSIDE = {  # class -> the tensor inside
+    "AsyncCollectiveTensor": "x.wait()",
+    "DTensor": "x.to_local(), or x.full_tensor()",
+    "NestedTensor": "x.to_padded_tensor(0.0)",
+}
+
 
 def spec(x: object) -> str:
     """Dtype and shape as call table and errors print them: `float32[4, 2]`; the type if it is no tensor."""
@@ -56,13 +62,6 @@ def why_not_plain(x: object) -> str:
     return ""
 
 
-_INSIDE = {  # class -> the tensor inside
-    "AsyncCollectiveTensor": "x.wait()",
-    "DTensor": "x.to_local(), or x.full_tensor()",
-    "NestedTensor": "x.to_padded_tensor(0.0)",
-}
-
-
 def check_plain(x: object) -> None:
     """Raise ValueError if no message can carry x."""
     if why := why_not_plain(x):
@@ -70,7 +69,7 @@ def check_plain(x: object) -> None:
 
 
 def readable(x: Tensor) -> Tensor:
-    """x detached, with its values in its memory: x itself, or a copy of a conjugate or negative view.
+    """x detached, for a message: its memory, or a copy of a view whose memory is not its values, such as `x.conj()`.
 
     Raises:
         ValueError: no message can carry x.
@@ -122,6 +121,13 @@ def out_like(x: Tensor, shape: Sequence[int], out: Tensor | None) -> Tensor:
             found = spec(out) + "".join(fault for fault, is_there in faults.items() if is_there)
             raise ValueError(f"out must be contiguous {str(x.dtype)[6:]}{list(shape)}, but is {found}")
     return out
+
+
+def copy_over(out: Tensor, x: Tensor) -> None:
+    """Copy x to `out`, which may be a different view of the same memory, such as x.T."""
+    is_shared = out.untyped_storage().data_ptr() == x.untyped_storage().data_ptr()
+    is_equal = out.data_ptr() == x.data_ptr() and out.stride() == x.stride()
+    out.copy_(x.clone() if is_shared and not is_equal else x)
 
 
 def front(x: Tensor, shape: Sequence[int], dim: int, out: Tensor | None) -> Tensor:

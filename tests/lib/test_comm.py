@@ -495,6 +495,24 @@ def test_what_no_message_can_carry_is_refused_on_every_rank():
 META = {"meta": (torch.empty(12, 3, device="meta"), "float32[12, 3] on the meta device has none: load it before")}
 
 
+def test_out_may_be_another_view_of_the_same_memory():
+    def works(world):
+        n, x, z = world.size, torch.arange(9.0), torch.tensor([[1 + 1j, 2 - 1j], [3 + 0j, 4 + 2j]])
+        shifted = comm.all_reduce(x[:-1], world, out=x[1:]).tolist()
+        conjugate = comm.all_reduce(z.mH, world, out=z).tolist()
+        y = torch.arange(2.0 * n + 1)
+        gathered = comm.all_gather(y[1:3], world, out=y[: 2 * n]).tolist()
+        w = torch.arange(2.0 * n + 1)
+        scattered = comm.reduce_scatter(w[: 2 * n], world, out=w[1:3]).tolist()
+        return shifted, conjugate, gathered, scattered
+
+    for n in (1, 2):
+        for rank, (shifted, conjugate, gathered, scattered) in enumerate(run(works, n)):
+            assert shifted == [float(n * i) for i in range(8)] and gathered == [1, 2] * n
+            assert conjugate == [[n * (1 - 1j), n * 3], [n * (2 + 1j), n * (4 - 2j)]]
+            assert scattered == [n * 2 * rank, n * (2 * rank + 1)]
+
+
 def test_an_out_that_cannot_be_filled_is_refused():
     def asks(world):
         ones, bar = torch.ones(12, 3), torch.zeros(12, 3, dtype=torch.complex64).conj()
