@@ -174,14 +174,16 @@ def test_habits_that_work_equal_one_process(n, op):
         assert all(isinstance(one, float) and one <= EQUAL for one in of_ranks), (case, n, of_ranks)
 
 
+@pytest.mark.thorough("three ranks", keep=1)
 @pytest.mark.filterwarnings("ignore")
-def test_habits_that_are_refused_say_what_to_write():
+@pytest.mark.parametrize("n", [2, 3])
+def test_habits_that_are_refused_say_what_to_write(n):
     cases = [(row, kind) for row in REFUSED for kind in row.wrappers]
 
     def each(world):
         return [said(partial(row.trial, world, kind), (RuntimeError, ValueError, TypeError)) for row, kind in cases]
 
-    for (row, kind), *texts in zip(cases, *run(each, 2, timeout_s=120), strict=True):
+    for (row, kind), *texts in zip(cases, *run(each, n, timeout_s=120), strict=True):
         for text in texts:
             assert row.sentence in text and "\n" not in text, (row.habit, kind, text)
 
