@@ -235,7 +235,7 @@ class Flat:
         return gradients
 
     def has_sum(self) -> bool:
-        return True
+        return True  # forget_cleared() drops what was cleared
 
     def held(self) -> set[int]:
         """Gradients that have a placeholder, in p.grad or in the optimizer."""
@@ -296,6 +296,8 @@ class Flat:
         """Give each piece its gradient, in the precision of the optimizer, before the step."""
         self.settle()
         self.hide_pieces()
+        if self.shard.grad is None:  # all were cleared
+            return
         gradient = self.shard.grad.to(self.master.dtype)
         for i, name in enumerate(self.names):
             if i in self.away.placed and name in self.where:  # a parameter that was frozen since keeps its value

@@ -279,3 +279,34 @@ def test_a_norm_that_was_nan_does_not_stay_in_the_padding(wrap):
 
     for nan, norm in run(norms, 3):
         assert nan != nan and norm == pytest.approx(2.0)
+
+
+# ---- a part of the gradients ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("wrap", [ZeRO1, ZeRO2, FSDP])
+def test_a_step_without_the_gradients_of_a_layer_leaves_it_as_it_is(wrap):
+    """As in one process: `p.grad = None`, here of all parameters of a bucket; and a layer that was cleared in part."""
+
+    def steps(world):
+        torch.manual_seed(0)
+        twin = Net().double()
+        module, how = copy.deepcopy(twin), {} if wrap is FSDP else {"bucket_bytes": 1}
+        model, optimizer = wrap(module, world, adamw, **how), adamw(twin.parameters())
+        for number, layers in enumerate((["blocks"], ["head"], ["blocks", "head"], [])):
+            optimizer.zero_grad()
+            losses = [twin(rows_of(number, rank)).square().mean() for rank in range(world.size)]
+            (sum(losses) / world.size).backward()
+            model(rows_of(number, world.rank)).square().mean().backward()
+            model.finish()
+            for one in (twin, module):
+                for name, p in one.named_parameters():
+                    if name.split(".")[0] in layers and not (number == 2 and name == "head.weight"):
+                        p.grad = None
+            optimizer.step()
+            model.step()
+        state = model.full_state_dict()
+        return largest_difference(state, twin.state_dict()) if state else 0.0
+
+    for n in (1, 2):
+        assert max(run(steps, n)) < 1e-12
