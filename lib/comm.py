@@ -21,7 +21,6 @@ from torch import Tensor
 from lib.mesh import Group
 from lib.runtime.calls import label  # noqa: F401 a caller finds it here
 from lib.runtime.shapes import (
-    COUNTED,
     as_bytes,
     check_dim,
     copy_over,
@@ -30,22 +29,16 @@ from lib.runtime.shapes import (
     ordered,
     out_like,
     readable,
-    spec,
+    reduce_op_of,
+    spec,  # noqa: F401 a caller finds it here
     split,
     unordered,
-    why_not_plain,  # noqa: F401 a caller finds it here
+    why_not_plain,  # noqa: F401 this too
     writable,
 )
 from lib.runtime.transfer import Pending, collective, link, message  # noqa: F401 this too
 
 TOGETHER_BYTES = 16 * 2**20  # per message of `agree`
-
-_OPS = {  # of all ranks, as the backend calls it; of two tensors
-    "sum": (dist.ReduceOp.SUM, torch.add),
-    "mean": (dist.ReduceOp.SUM, torch.add),  # gloo has no mean: the sum is divided afterwards
-    "max": (dist.ReduceOp.MAX, torch.maximum),
-    "min": (dist.ReduceOp.MIN, torch.minimum),
-}
 
 # Stored now, because lib.runtime.spy replaces them by recorded versions for direct calls of torch.distributed.
 _all_reduce, _broadcast, _barrier, _reduce = dist.all_reduce, dist.broadcast, dist.barrier, dist.reduce
@@ -76,7 +69,7 @@ def all_reduce(x: Tensor, group: Group, op: str = "sum", out: Tensor | None = No
 def all_reduce_start(x: Tensor, group: Group, op: str = "sum", out: Tensor | None = None) -> Pending:
     """Start an `all_reduce` in the background; do not use `x` or `out` before `wait()`."""
     given, in_place = readable(x), out is x
-    reduce_op, _ = _reduce_op(op, given)
+    reduce_op, _ = reduce_op_of(op, given)
     out = out_like(given, given.shape, out)
     body = readable(out)
     if not in_place:
@@ -114,7 +107,7 @@ def reduce_scatter_start(
 ) -> Pending:
     """Start a `reduce_scatter` in the background; `wait()` computes the sum, and `x` must not change before."""
     x = readable(x)
-    (reduce_op, add), n = _reduce_op(op, x), group.size
+    (reduce_op, add), n = reduce_op_of(op, x), group.size
     parts = split(x, group, dim, "reduce_scatter")  # [n, S/n…]
     body = front(parts, parts.shape[1:], dim, out)
     what = f"reduce_scatter {op}, dim={dim}"
@@ -179,6 +172,14 @@ def _broadcasts(whole: Tensor, part: Tensor, ranks: Group, group: object, async_
     return tuple(_broadcast(place, src, group=group, async_op=async_op) for place, src in each)
 
 
+def all_gather_object(mine: object, group: Group) -> list:
+    """The objects of all ranks, in rank order; pickled, so for small ones."""
+    every = [mine] * group.size
+    if group.size > 1:
+        dist.all_gather_object(every, mine, group.pg)
+    return every
+
+
 def all_to_all(x: Tensor, group: Group, split_dim: int = 0, concat_dim: int = 0) -> Tensor:
     """Send slice j along `split_dim` to rank j, and concatenate the received slices along `concat_dim`.
 
@@ -235,7 +236,7 @@ def reduce(x: Tensor, group: Group, dst: int = 0, op: str = "sum") -> Tensor | N
     at `dst`.
     """
     x = readable(x)
-    reduce_op, add = _reduce_op(op, x)
+    reduce_op, add = reduce_op_of(op, x)
     _check_rank(dst, group, "dst")
     out = x.clone(memory_format=torch.contiguous_format)
 
@@ -324,19 +325,6 @@ def _is_native(group: Group, op: str = "sum") -> bool:
 
 
 # ---- checks --------------------------------------------------------------------------------------------------------
-
-
-def _reduce_op(op: str, x: Tensor) -> tuple[dist.ReduceOp, Callable]:
-    if op not in _OPS:
-        raise ValueError(f"unknown op {op!r}; use one of {', '.join(_OPS)}")
-    if op == "mean" and not (x.is_floating_point() or x.is_complex()):
-        raise ValueError(f"the mean of {spec(x)} is not an integer; use x.float()")
-    if op in ("max", "min") and x.is_complex():
-        raise ValueError(f"{spec(x)} has no {op}, because complex numbers have no order; use x.abs()")
-    if x.dtype not in COUNTED:
-        wider = "float" if x.is_floating_point() else "cfloat" if x.is_complex() else "int"
-        raise ValueError(f"no backend reduces {spec(x)}; use x.{wider}()")
-    return _OPS["max" if x.dtype == torch.bool and op == "sum" else op]  # torch adds bools as any()
 
 
 def _check_rank(rank: int, group: Group, name: str, other: bool = False) -> None:

@@ -95,7 +95,8 @@ def parallelize(
     if layout.pp > 1:
         check_cut(model)
     if layout.tp > 1:  # shards will be new tensors
-        check_groups(optimizer, _trained(model), are_flat=layout.zero > 0)
+        trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+        check_groups(optimizer, trained, are_flat=layout.zero > 0)
     if dtype is not None:
         check_range(dtype)
     serial = serial_names(model)
@@ -120,10 +121,6 @@ def parallelize(
         owner = ShardedOptimizer(gradients, optimizer)
     lowered = lower(with_reduce(schedule, each=layout.zero >= 2))
     return ParallelGPT(mesh, lowered, stages, facts, owner, norm_over, serial, seed)
-
-
-def _trained(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
-    return [(name, p) for name, p in model.named_parameters() if p.requires_grad]
 
 
 class Piece(NamedTuple):
@@ -210,10 +207,7 @@ class ParallelGPT:
 
     def zero_grad(self) -> None:
         """Drop all gradients, such as those of a step that is skipped; all ranks must call it."""
-        if isinstance(self.owner, FSDP):
-            self.owner.zero_grad()
-        else:
-            self.gradients.give_up()
+        self.owner.zero_grad()
 
     def _before(self, microbatch: int) -> None:
         """Seed dropout for the rows of this microbatch, equally on all tensor-parallel ranks."""

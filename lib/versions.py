@@ -26,9 +26,14 @@ def unwritten(module: nn.Module) -> Iterator[None]:
     Raises:
         RuntimeError: a parameter was written or replaced inside.
     """
-    before = [(name, p, p._version) for name, p in module.named_parameters()]
+    before = [(name, p, _version_of(p)) for name, p in module.named_parameters()]
     yield
     after = dict(module.named_parameters())
     for name, p, version in before:
-        if after.get(name) is not p or p._version != version:
+        if after.get(name) is not p or _version_of(p) != version:
             raise RuntimeError(WRITTEN_IN_FORWARD.format(name))
+
+
+def _version_of(p: nn.Parameter) -> int:
+    """How often a parameter was written; 0 if it was made in inference mode, where torch does not count."""
+    return 0 if p.is_inference() else p._version

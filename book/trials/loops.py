@@ -1,6 +1,6 @@
 """Training loops as data, run on a wrapped model and, beside it, in one process.
 
-A loop is a list of operations, each a name and its arguments, such as `("backward", 0, "sends")`. `Alone` and `Wrapped`
+A loop is a list of operations, each a name and its arguments, such as `("backward", "sends")`. `Alone` and `Wrapped`
 have a method for each name: the first does what PyTorch does in one process on the rows of all ranks, the second what a
 reader of the book writes with a wrapper.
 """
@@ -32,7 +32,6 @@ WRAPPERS = {
 }
 Operation = tuple
 Loop = list[Operation]
-
 
 # Ways to clear gradients; each takes an `Alone` or a `Wrapped`.
 CLEAR: dict[str, Callable] = {

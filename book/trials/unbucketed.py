@@ -121,20 +121,20 @@ class OwnedGradients(NaiveGradients):
             self.pieces[fact.name] = p if owner == rank else parameter_like(p, p.new_empty((0,) * p.dim()))
             others += [fact.name] * (owner != rank)
         self._other = [fact.parameter for fact in self.facts.values() if fact.name in others]
+        self._number = {id(p): i for i, p in enumerate(self._other)}
         # Placeholders of other ranks' sums, and of gradients that this rank has for them.
         self._away = Placeholders(self._other, others, GRADIENT_OF_A_SHARD)
         self._of_pieces = Placeholders([self.pieces[name] for name in others], others, GRADIENT_OF_A_SHARD)
 
     def holds_sum(self, p: nn.Parameter) -> bool:
-        if id(p) not in map(id, self._other):
+        if id(p) not in self._number:
             return super().holds_sum(p)
         return p.grad is not None and p.grad is self._sums.get(p)
 
     def _note(self, p: nn.Parameter) -> None:
         super()._note(p)
-        for i, other in enumerate(self._other):
-            if other is p:
-                self._of_pieces.place(i)
+        if id(p) in self._number:
+            self._of_pieces.place(self._number[id(p)])
 
     def forget_cleared(self) -> None:
         gone = self._away.gone() | self._away.zeroed() | self._of_pieces.gone() | self._of_pieces.zeroed()
@@ -167,8 +167,7 @@ class OwnedGradients(NaiveGradients):
         self._of_pieces.remove_all()
 
     def _held(self) -> Iterator[tuple[Tensor, Tensor]]:
-        others = {id(p) for p in self._other}
-        return squares_of((p for p in self.trained if id(p) not in others), self.facts)
+        return squares_of((p for p in self.trained if id(p) not in self._number), self.facts)
 
 
 class NaiveZeRO1(DataParallel):

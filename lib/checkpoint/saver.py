@@ -26,7 +26,7 @@ import torch
 from lib import comm
 from lib.checkpoint import files, folder
 from lib.checkpoint.files import CheckpointError
-from lib.checkpoint.storage import Save, gather, restore
+from lib.checkpoint.storage import Save, restore
 from lib.launch import device
 from lib.parallel import ParallelGPT
 from lib.runtime.hang import named_ranks
@@ -103,7 +103,7 @@ class Saver:
 
     def __init__(self, model: ParallelGPT, settings: Checkpoints, config: dict) -> None:
         self.model, self.world, self.config = model, model.mesh.world, config
-        self.settings: Checkpoints = gather(settings, self.world)[0]
+        self.settings: Checkpoints = comm.all_gather_object(settings, self.world)[0]
         self.stopped_by, self.unsaved = 0, ""
         self._signal = 0  # that this rank got
         self._save: Save | None = None
@@ -133,7 +133,7 @@ class Saver:
             problem = str(error)
         except OSError as error:
             problem = files.cannot_write(path, error)
-        said = gather((token, problem), self.world)
+        said = comm.all_gather_object((token, problem), self.world)
         problem = next((problem for _, problem in said if problem), "")
         if not problem and self.world.rank == 0:
             names = [name for name, _ in said]
@@ -143,7 +143,7 @@ class Saver:
                     f"--checkpoint {path} is not one folder: rank 0 does not see what {others} wrote there; give a "
                     "folder that all machines share, such as one on NFS"
                 )
-        problem = gather(problem, self.world)[0]
+        problem = comm.all_gather_object(problem, self.world)[0]
         files.remove(path, token)
         if problem:
             self._leave.close()
@@ -155,7 +155,7 @@ class Saver:
         Raises:
             CheckpointError: the checkpoint cannot be read, or has a different kind of optimizer; on every rank.
         """
-        run = gather(self._chosen() if self.world.rank == 0 else None, self.world)[0]
+        run = comm.all_gather_object(self._chosen() if self.world.rank == 0 else None, self.world)[0]
         if isinstance(run, CheckpointError):
             raise run
         if run is None:
@@ -229,4 +229,4 @@ class Saver:
                 folder.remove_unfinished(folder.hidden(self._path))
                 name = os.path.basename(self._path)
                 problem = f"{name} could not be written to {self.settings.checkpoint}: {problem}; older ones are kept"
-        return gather(problem, self.world)[0]
+        return comm.all_gather_object(problem, self.world)[0]

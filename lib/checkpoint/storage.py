@@ -21,7 +21,6 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
@@ -29,10 +28,10 @@ from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata
 from torch.distributed.checkpoint.planner import LoadPlan, SavePlan, TensorWriteData, WriteItem, WriteItemType
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
+from lib import comm
 from lib.checkpoint.boxes import Box, boxes_of_part
 from lib.checkpoint.files import CheckpointError, check_files, checksum, note_checksums, reason, unseen
 from lib.data_parallel.state_dicts import check_keys, check_state, fitting
-from lib.mesh import Group
 from lib.parallel import ParallelGPT, Piece
 
 WEIGHT, STATE = "model.", "optimizer."
@@ -70,14 +69,6 @@ def as_one_box(x: Tensor) -> Stored:
     return Stored(x.shape, {Box((0,) * x.dim(), tuple(x.shape)): x})
 
 
-def gather(mine: object, world: Group) -> list:
-    """All-gather an object of each rank."""
-    said = [mine] * world.size
-    if world.size > 1:
-        dist.all_gather_object(said, mine)
-    return said
-
-
 # ---- to storage -----------------------------------------------------------------------------------------------------
 
 
@@ -91,7 +82,7 @@ class Save:
         self.world, self.folder = model.mesh.world, folder
         self._planner, self._writer = _SavePlanner(flatten_state_dict=False), FileSystemWriter(folder)
         here = contents(model)
-        plans = gather(SavePlan(_items(here)), self.world)
+        plans = comm.all_gather_object(SavePlan(_items(here)), self.world)
         plans, self._metadata = self._planner.create_global_plan(plans)  # each rank computes the same
         plan = self._writer.prepare_global_plan(plans)[self.world.rank]
         tensors = _by_index(here)
@@ -117,11 +108,11 @@ class Save:
     def finish(self) -> str:
         """Wait until all ranks have written; return why there is no checkpoint, or ""; equal on all ranks."""
         self._thread.join()
-        said = gather(self._said, self.world)
+        said = comm.all_gather_object(self._said, self.world)
         failed = [f"rank {rank}: {one}" for rank, one in enumerate(said) if isinstance(one, str)]
         if not failed and self.world.rank == 0:
             failed = self._complete(said)
-        return gather("; ".join(failed), self.world)[0]
+        return comm.all_gather_object("; ".join(failed), self.world)[0]
 
     def _complete(self, said: list) -> list[str]:
         """Check that all files are here, and write the list of boxes, on rank 0; return what failed."""
@@ -211,7 +202,7 @@ def restore(model: ParallelGPT, folder: str) -> None:
         problem = f"{folder} does not fit: {error.args[0]}"
     except Exception as error:  # torch.load of a damaged file may raise any error
         problem = f"{folder} cannot be read: {reason(error)}"
-    if first := next(filter(None, gather(problem, model.mesh.world)), ""):
+    if first := next(filter(None, comm.all_gather_object(problem, model.mesh.world)), ""):
         raise CheckpointError(first)
     model.publish()
 

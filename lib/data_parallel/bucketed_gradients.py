@@ -30,7 +30,6 @@ from lib.data_parallel.bucket import Bucket
 from lib.data_parallel.gradient_sums import GradientSums, State, with_gradient
 from lib.data_parallel.placeholders import accumulates
 from lib.facts import Fact
-from lib.mesh import Group
 
 ONE = torch.ones([], dtype=torch.float64)  # a tensor: torch would convert a number at each use
 
@@ -185,10 +184,6 @@ class Gradients(GradientSums):
         for bucket in self.buckets:
             bucket.drop(bucket.held())
         super().give_up()
-
-    def clip(self, world: Group, max_norm: float) -> Tensor:
-        self.forget_cleared()
-        return super().clip(world, max_norm)
 
     def _end_lines(self, *unsent: Progress) -> None:
         for line in self._lines:

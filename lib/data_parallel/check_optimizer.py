@@ -20,6 +20,17 @@ from lib.data_parallel.flat import MakeOptimizer
 from lib.placement import parameter_like
 
 
+def check_for_pieces(optimizer: MakeOptimizer, named: Iterable[tuple[str, nn.Parameter]]) -> None:
+    """Check that a function for the optimizer, and its optimizer, do the same with pieces as with these parameters.
+
+    Raises:
+        ValueError: see `check_groups` and `check_elementwise`.
+    """
+    trained = list(named)
+    check_groups(optimizer, trained)
+    check_elementwise(optimizer, trained)
+
+
 def check_owned(optimizer: Optimizer, owned: Iterable[nn.Parameter]) -> None:
     """Raise ValueError if an optimizer holds other tensors than these: their steps would not reach the model."""
     pieces = {id(piece) for piece in owned}

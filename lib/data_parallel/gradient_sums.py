@@ -146,6 +146,7 @@ class GradientSums:
         Raises:
             RuntimeError: the gradients are not summed yet.
         """
+        self.forget_cleared()
         if self.state is State.ADDED or self.begun:
             raise RuntimeError(
                 "clip_gradients() before finish() would clip this rank's own gradient, not the average"

@@ -12,7 +12,7 @@ from torch import nn
 from lib import comm
 from lib.data_parallel.bucket import Bucket
 from lib.data_parallel.bucketed_gradients import Gradients
-from lib.data_parallel.check_optimizer import check_elementwise, check_groups, check_owned
+from lib.data_parallel.check_optimizer import check_for_pieces, check_owned
 from lib.data_parallel.flat import Flat, MakeOptimizer
 
 
@@ -33,12 +33,14 @@ class ShardedOptimizer:
     """
 
     def __init__(self, gradients: Gradients, optimizer: MakeOptimizer) -> None:
+        if any(isinstance(bucket, Flat) for bucket in gradients.buckets):
+            check_for_pieces(optimizer, ((fact.name, fact.parameter) for fact in gradients.facts.values()))
+        self._make(gradients, optimizer)
+
+    def _make(self, gradients: Gradients, optimizer: MakeOptimizer) -> None:
+        """Make the optimizer, after its function was checked."""
         self.gradients = gradients
         self.flats = [bucket for bucket in gradients.buckets if isinstance(bucket, Flat)]
-        if self.flats:
-            named = [(fact.name, fact.parameter) for fact in gradients.facts.values()]
-            check_groups(optimizer, named)
-            check_elementwise(optimizer, named)
         # Pairs, and no dict: two stages on a rank may use the same names.
         stepped = [pair for bucket in gradients.buckets for pair in bucket.stepped.items()]
         # A rank may own nothing; torch refuses an empty list.
@@ -49,6 +51,10 @@ class ShardedOptimizer:
     def finish(self) -> None:
         """Return when the sums have arrived."""
         self.gradients.finish()
+
+    def zero_grad(self) -> None:
+        """Drop all gradients, also those in flight; all ranks must call it."""
+        self.gradients.give_up()
 
     @torch.no_grad()
     def step(self) -> None:

@@ -9,7 +9,6 @@ the form that `torch.distributed.checkpoint.state_dict.set_optimizer_state_dict`
 """
 
 import copy
-import pickle
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,8 +18,7 @@ from torch.optim import Optimizer
 
 from lib import comm
 from lib.data_parallel.flat import Flat
-from lib.data_parallel.state_checks import check_keys, check_state, state_after_step
-from lib.launch import device
+from lib.data_parallel.state_checks import check_keys, check_state
 from lib.mesh import Group
 
 ALIKE = "one value per element"  # what ranks say of a state instead of sending it
@@ -32,7 +30,7 @@ def gather_states(flats: Sequence[Flat], optimizer: Optimizer, group: Group) -> 
     for flat in flats:
         own = {name: _described(optimizer.state.get(piece, {}), piece) for name, piece in flat.pieces.items()}
         known: dict[str, dict[str, Any]] = {}
-        for of_rank in _all_gather_object(own, group):
+        for of_rank in comm.all_gather_object(own, group):
             known |= of_rank
         whole |= known
         for key in sorted({key for states in known.values() for key, x in states.items() if _is_alike(x)}):
@@ -42,15 +40,6 @@ def gather_states(flats: Sequence[Flat], optimizer: Optimizer, group: Group) -> 
         return {}
     state = {name: states for name, states in whole.items() if states}
     return {"state": state, "param_groups": named_groups(flats, optimizer)}
-
-
-def _all_gather_object(mine: object, group: Group) -> list:
-    """The objects of all ranks, in rank order; pickled."""
-    data = torch.frombuffer(bytearray(pickle.dumps(mine)), dtype=torch.uint8).to(device())
-    sizes = comm.all_gather(torch.tensor([len(data)], device=data.device), group).tolist()
-    padded = torch.cat([data, data.new_zeros(max(sizes) - len(data))])
-    rows = comm.all_gather(padded, group).view(group.size, -1).cpu()
-    return [pickle.loads(row[:size].numpy().tobytes()) for row, size in zip(rows, sizes, strict=True)]
 
 
 def _described(states: Mapping[str, Any], piece: Tensor) -> dict[str, Any]:
@@ -112,8 +101,8 @@ def scatter_states(flats: Sequence[Flat], optimizer: Optimizer, state: Mapping[s
         for name, p in zip(flat.names, flat.params, strict=True):
             if name in flat.pieces:
                 piece, saved = flat.pieces[name], state["state"].get(name, {})
-                check_state(optimizer, piece, name, saved, p.shape)
-                made[piece] = _part(saved, state_after_step(optimizer, piece), piece, p.shape, flat.where[name][0])
+                like, (there, _) = check_state(optimizer, piece, name, saved, p.shape), flat.where[name]
+                made[piece] = _part(saved, like, piece, p.shape, there)
     for piece, states in made.items():
         optimizer.state.pop(piece, None)
         if states:

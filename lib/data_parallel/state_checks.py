@@ -21,8 +21,10 @@ def fitting(x: object, name: str, like: Tensor) -> Tensor:
     return x
 
 
-def check_state(optimizer: Optimizer, p: Tensor, name: str, saved: dict[str, Tensor], shape: torch.Size) -> None:
-    """Check the saved state of a parameter, if any, against the state after a step on the meta device, if that works.
+def check_state(
+    optimizer: Optimizer, p: Tensor, name: str, saved: dict[str, Tensor], shape: torch.Size
+) -> dict[str, Any] | None:
+    """Check the saved state of a parameter, if any, against `state_after_step`, which is returned.
 
     Tensors as large as the parameter have `shape` in the saved state.
 
@@ -31,11 +33,12 @@ def check_state(optimizer: Optimizer, p: Tensor, name: str, saved: dict[str, Ten
     """
     like = state_after_step(optimizer, p)
     if like is None:
-        return
+        return None
     found, wanted = ({f"{name}.{key}": x for key, x in of.items() if isinstance(x, Tensor)} for of in (saved, like))
     check_keys(wanted.keys() - found.keys() if found else (), found.keys() - wanted.keys())
     for key, x in found.items():
         fitting(x, key, wanted[key].new_empty(shape) if wanted[key].shape == p.shape else wanted[key])
+    return like
 
 
 def state_after_step(optimizer: Optimizer, p: Tensor) -> dict[str, Any] | None:

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from lib.cost.sizes import BUCKET_BYTES
 from lib.data_parallel.bucketed_gradients import Gradients
-from lib.data_parallel.check_optimizer import check_elementwise, check_groups
+from lib.data_parallel.check_optimizer import check_for_pieces
 from lib.data_parallel.ddp import DataParallel, broadcast_weights, replicas
 from lib.data_parallel.flat import Flat, MakeOptimizer
 from lib.data_parallel.optimizer import ShardedOptimizer
@@ -55,7 +55,7 @@ class Sharded(DataParallel, StateDicts, ShardedOptimizer):
         flats: Sequence[Flat] | None = None,
     ) -> None:
         DataParallel.__init__(self, module, group, gradients, counts_over=group)
-        ShardedOptimizer.__init__(self, gradients, optimizer)
+        self._make(gradients, optimizer)  # checked by `check_can_be_sharded`, before the module was changed
         self.flats = list(flats or self.flats)
         self.stored = [x for flat in self.flats for x in (flat.whole, flat.shard)]  # for a memory tracker
 
@@ -69,9 +69,7 @@ def check_can_be_sharded(module: nn.Module, optimizer: MakeOptimizer, dtype: tor
     share memory, and for a layer that cannot compute with weights of `dtype`.
     """
     check_apart(module)
-    trained = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
-    check_groups(optimizer, trained)
-    check_elementwise(optimizer, trained)
+    check_for_pieces(optimizer, ((name, p) for name, p in module.named_parameters() if p.requires_grad))
     if dtype is None:
         return
     check_range(dtype)
@@ -89,7 +87,9 @@ def check_can_be_sharded(module: nn.Module, optimizer: MakeOptimizer, dtype: tor
 
 
 def check_range(dtype: torch.dtype) -> None:
-    """Raise ValueError for a dtype in which small gradients are 0, because nothing here scales the loss."""
+    """Raise ValueError for integers, and for a dtype in which small gradients are 0: nothing here scales the loss."""
+    if not (dtype.is_floating_point or dtype.is_complex):
+        raise ValueError(f"dtype={str(dtype)[6:]} has no gradients: use torch.bfloat16, or omit dtype")
     if torch.finfo(dtype).tiny > torch.finfo(torch.bfloat16).tiny:
         raise ValueError(
             f"dtype={str(dtype)[6:]} needs a GradScaler, which cannot see gradients that are sharded over ranks: use "

@@ -109,12 +109,12 @@ class Stage:
 
     def _compute(self, x: Tensor, off: DeferWeightGradients | nullcontext) -> Tensor:
         x = pair(x, torch.detach, torch.detach)  # not a leaf: the module may change it in place
-        if not self.recompute:
-            with unwritten(self.module):
-                return self.module(x)
-        before = x._version
         with unwritten(self.module):
-            y = recomputed(self.module, self.module, x, off)
+            return self._recomputed(x, off) if self.recompute else self.module(x)
+
+    def _recomputed(self, x: Tensor, off: DeferWeightGradients | nullcontext) -> Tensor:
+        before = x._version
+        y = recomputed(self.module, self.module, x, off)
         if x._version != before:
             raise ScheduleError("a stage that changes its input in place cannot be recomputed: use recompute=False")
         return y

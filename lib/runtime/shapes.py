@@ -5,10 +5,11 @@ which is not always its values: `x.conj()` has the memory of x, and a sparse ten
 The idea: convert a tensor to the layout that they need, or raise one clear error.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parameter import UninitializedTensorMixin
 
@@ -19,6 +20,12 @@ COUNTED = {  # dtypes that backends can add; all others move as bytes
     *(torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128),
 }
 
+_OPS = {  # of all ranks, as the backend calls it; of two tensors
+    "sum": (dist.ReduceOp.SUM, torch.add),
+    "mean": (dist.ReduceOp.SUM, torch.add),  # gloo has no mean: the sum is divided afterwards
+    "max": (dist.ReduceOp.MAX, torch.maximum),
+    "min": (dist.ReduceOp.MIN, torch.minimum),
+}
 _INSIDE = {  # class -> the tensor inside
     "AsyncCollectiveTensor": "x.wait()",
     "DTensor": "x.to_local(), or x.full_tensor()",
@@ -157,6 +164,20 @@ def split(x: Tensor, group: Group, dim: int, what: str) -> Tensor:
 def join(part: Tensor, dim: int) -> Tensor:
     """[D, …] with `dim` first → `dim` in its own place."""
     return part.movedim(0, dim).contiguous()
+
+
+def reduce_op_of(op: str, x: Tensor) -> tuple[dist.ReduceOp, Callable]:
+    """The reduction of all ranks, as the backend calls it, and of two tensors; ValueError if x cannot be reduced so."""
+    if op not in _OPS:
+        raise ValueError(f"unknown op {op!r}; use one of {', '.join(_OPS)}")
+    if op == "mean" and not (x.is_floating_point() or x.is_complex()):
+        raise ValueError(f"the mean of {spec(x)} is not an integer; use x.float()")
+    if op in ("max", "min") and x.is_complex():
+        raise ValueError(f"{spec(x)} has no {op}, because complex numbers have no order; use x.abs()")
+    if x.dtype not in COUNTED:
+        wider = "float" if x.is_floating_point() else "cfloat" if x.is_complex() else "int"
+        raise ValueError(f"no backend reduces {spec(x)}; use x.{wider}()")
+    return _OPS["max" if x.dtype == torch.bool and op == "sum" else op]  # torch adds bools as any()
 
 
 def ordered(x: Tensor, op: str) -> Tensor:
