@@ -9,8 +9,9 @@ from torch import nn
 from lib import run
 from lib.clip import clip
 from lib.data_parallel.bucketed_gradients import Gradients
+from lib.data_parallel.check_optimizer import check_elementwise
 from lib.data_parallel.flat import Flat
-from lib.data_parallel.optimizer import ShardedOptimizer, check_elementwise
+from lib.data_parallel.optimizer import ShardedOptimizer
 from lib.facts import Fact
 from lib.mesh import Group
 from lib.placement import Fused, Replicate, Shard, shard
