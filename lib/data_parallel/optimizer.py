@@ -12,7 +12,7 @@ from torch import nn
 from lib import comm
 from lib.data_parallel.bucket import Bucket
 from lib.data_parallel.bucketed_gradients import Gradients
-from lib.data_parallel.check_optimizer import check_for_pieces, check_owned
+from lib.data_parallel.check_optimizer import check_elementwise, check_for_pieces, check_owned  # noqa: F401 chapter 4
 from lib.data_parallel.flat import Flat, MakeOptimizer
 
 
