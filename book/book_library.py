@@ -101,6 +101,9 @@ def setup(app):
         sys.path.insert(0, str(ROOT))
     for extension in ("sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode"):
         app.setup_extension(extension)
+    # All is listed where it is written. Following a default value, such as `Works.compared = run_loop`, to its module
+    # would send readers of that module's source back to places on this page that do not exist.
+    app.config.viewcode_follow_imported_members = False
     app.connect("source-read", write_listing)
     app.connect("autodoc-process-docstring", escape_docstring, priority=100)  # before napoleon's
     app.connect("doctree-resolved", link_names)

@@ -71,6 +71,22 @@ def test_listing_reads_as_the_source_says(tmp_path, monkeypatch):
     }
 
 
+def test_a_source_leads_back_to_its_own_module_also_where_another_has_its_function_as_a_default(
+    tmp_path, monkeypatch
+):
+    (tmp_path / "tiny_user.py").write_text(
+        '"""U."""\n\nfrom tiny_work import work\n\n\n'
+        'class User:\n    """A user."""\n\n    #: What it calls.\n    call = work\n'
+    )
+    (tmp_path / "tiny_work.py").write_text('"""W."""\n\n\ndef work():\n    """It works."""\n')
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(library, "modules_of", lambda room: ["tiny_user", "tiny_work"])
+    (tmp_path / "site").mkdir()
+    site = build(tmp_path / "site", {"index.rst": "Home\n====\n\n.. room:: lib.tiny\n"}, ["book_library"])
+    back = soup(site / "_modules", "tiny_work").select("a.viewcode-back")
+    assert [a["href"] for a in back] == ["../index.html#tiny_work.work"]
+
+
 def test_the_first_mention_of_a_public_name_on_a_page_leads_to_the_library(tmp_path, monkeypatch):
     monkeypatch.setattr(library, "modules_of", lambda room: ["lib.mesh"])
     said = "`mesh.Mesh`, `Mesh()` and `MeshShape`, `lib/mesh.py`; `nothing`, [`Group`](x.md), and again `MeshShape`"
