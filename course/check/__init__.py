@@ -20,8 +20,10 @@ from itertools import compress
 from pathlib import Path
 
 from course.check import record, stale
+from course.check.difference import filled
 from course.check.exercise import Exercise, Mistake
-from course.check.judge import FAIL, PASS, TODO, CaseVerdict, dealt, filled, judge, new_seed
+from course.check.judge import PASS, CaseVerdict, dealt, judge, new_seed
+from course.check.running import FAIL, TODO
 
 
 def _environment_at_start() -> dict[str, str]:

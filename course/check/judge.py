@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import copy
-import linecache
 import os
 import random
-import re
-import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -15,21 +11,16 @@ from typing import Any
 
 import torch
 
-from course.check.edits import Edited
-from course.check.exercise import SEEN, Data, Exercise, Mistake, is_dense, plain, same
-from course.check.listen import THROUGH_COMM, is_handle, must_be_in_step
+from course.check.difference import difference, filled
+from course.check.exercise import SEEN, Data, Exercise, Mistake, same
+from course.check.listen import THROUGH_COMM
+from course.check.running import FAIL, TODO, NoAnswer, in_ranks
 from course.check.slips import named_slip
-from course.check.source import Answer
-from lib.launch import HangError, MismatchError, RankError, RunError, RunTimeout, run
-from lib.mesh import Group
 
-PASS, FAIL, TODO = "PASS", "FAIL", "TODO"
+PASS = "PASS"
 USES_COMM = (
     "The values are right, but this exercise is for torch.distributed alone, and a line of yours calls lib.comm:"
 )
-UNFINISHED = "a handle without a wait"
-_HERE = os.path.dirname(os.path.abspath(__file__))
-_LIBRARY = ('  File "lib/', '  File "course/', '  File "torch/')  # frames that are not the learner's
 
 
 @dataclass(frozen=True)
@@ -51,20 +42,6 @@ class CaseVerdict:
             return self.hint
         _, *seen = self.hint.partition("\n\n")
         return filled(self.mistake.words) + "".join(seen)
-
-
-@dataclass(frozen=True)
-class NoAnswer:
-    """An answer that returned nothing: `status` is FAIL or TODO, `hint` says why.
-
-    After a hang, `stuck` is the call that each rank waits in: a mistake that hangs in the same calls is recognised.
-    `fault`: the machine could not run the answer, because it has too little memory or disk.
-    """
-
-    status: str
-    hint: str
-    stuck: str = ""
-    fault: bool = False
 
 
 A_FEW = 4  # wrong programs that run first; then twice as many, and so on
@@ -120,27 +97,6 @@ def new_seed() -> int:
     return int.from_bytes(os.urandom(3), "big")
 
 
-def _in_rank(
-    world: Group, body: Callable, answers: Sequence[Callable], inputs: list[Data], cells: dict
-) -> list[Data]:
-    linecache.cache.update(cells)
-    results = []
-    for answer in answers:
-        if isinstance(answer, Answer | Edited):
-            answer = answer.load()
-        if results:
-            must_be_in_step()
-        with torch.random.fork_rng(devices=()):
-            found = body(answer, world, copy.deepcopy(inputs[world.rank]))
-        results.append({name: UNFINISHED if is_handle(value) else plain(value) for name, value in found.items()})
-    return results
-
-
-def _cells() -> dict:
-    """The cells that `course.check.source` read: a rank needs their text to show the line of an error."""
-    return {name: entry for name, entry in linecache.cache.items() if ".ipynb, code cell " in name}
-
-
 def _case(
     exercise: Exercise, answers: Sequence[Callable], inputs: list[Data], returned: Callable, known: Known
 ) -> list[dict[str, Outcome]]:
@@ -176,21 +132,9 @@ def _case(
         if mistake:
             return FAIL, filled(mistake.hint) + _seen(got, part), mistake
         slip = named_slip(got, of_part)
-        return FAIL, filled(slip) + "\n" * bool(slip) + _difference(got, of_part) + _seen(got, part)
+        return FAIL, filled(slip) + "\n" * bool(slip) + difference(got, of_part) + _seen(got, part)
 
     return [{part: outcome(k, got, part) for part in exercise.parts} for k, got in enumerate(outcomes)]
-
-
-def in_ranks(exercise: Exercise, answers: Sequence[Callable], inputs: list[Data]) -> list[list[Data] | NoAnswer]:
-    """For each answer, the results of all ranks, or the reason why there are none."""
-    timeout_s = exercise.timeout_s * len(answers)
-    try:
-        results = run(_in_rank, len(inputs), exercise.body, answers, inputs, _cells(), timeout_s=timeout_s)
-    except (RunError, MismatchError, TypeError) as error:
-        if len(answers) == 1:
-            return [NoAnswer(*_why_none(exercise, error), _stuck(error), fault=type(error) is RunError)]
-        return [outcome for answer in answers for outcome in in_ranks(exercise, [answer], inputs)]
-    return [list(got) for got in zip(*results, strict=True)]
 
 
 def _expected(exercise: Exercise, inputs: list[Data]) -> list[Data]:
@@ -200,38 +144,6 @@ def _expected(exercise: Exercise, inputs: list[Data]) -> list[Data]:
     if isinstance(got, NoAnswer):
         raise RuntimeError(f"the right answer to {exercise.id} does not run: {got.hint}")
     return got
-
-
-def _why_none(exercise: Exercise, error: Exception) -> tuple[str, str]:
-    """Status and hint of an answer that returned nothing."""
-    if isinstance(error, RankError):
-        if error.error == "NotImplementedError" and _raised_by_learner(error.trace_back):
-            return TODO, "Replace `raise NotImplementedError` by your own lines, then run this cell again."
-        return FAIL, _own_lines(error)
-    if isinstance(error, HangError):
-        return FAIL, _of_the_learner(str(error))
-    if isinstance(error, MismatchError):
-        return FAIL, _of_the_learner(str(error))
-    if isinstance(error, RunTimeout):
-        return (
-            FAIL,
-            f"Your function did not return within {exercise.timeout_s:g} s. Is there an endless loop?\n"
-            f"{_of_the_learner(str(error))}",
-        )
-    return FAIL, str(error).replace(
-        f"{_in_rank.__name__} or its arguments", "Your function, or an object that it uses,"
-    )
-
-
-def _stuck(error: Exception) -> str:
-    """The call that each rank waits in, after a hang."""
-    waits = sorted(error.waits.items()) if isinstance(error, HangError) else []
-    return "; ".join(f"rank {rank}: {call.kind} {call.peers}" for rank, call in waits)
-
-
-def filled(hint: str) -> str:
-    """A sentence for the learner, in lines."""
-    return textwrap.fill(hint, 96, break_on_hyphens=False)
 
 
 def _agree(got: list[Data], expected: list[Data]) -> bool:
@@ -275,70 +187,3 @@ class WrongPrograms:
 def _seen(got: list[Data], part: str) -> str:
     """The text that a rank returns for the reader, for the full exercise or for one part."""
     return next((f"\n\n{found[part + SEEN]}" for found in got if found.get(part + SEEN)), "")
-
-
-def _raised_by_learner(trace_back: str) -> bool:
-    """Whether a line of the learner raised the error, and not a line of a library."""
-    frames = [line for line in trace_back.splitlines() if re.match(r"  \S.*, line \d+", line)]
-    return bool(frames) and not frames[-1].startswith(_LIBRARY)
-
-
-def _own_lines(error: RankError) -> str:
-    """The learner's frames of a rank's traceback, and the error."""
-    if not error.trace_back:  # the rank died; Python's fault handler may have printed where
-        first, *rest = str(error).splitlines()
-        return "\n".join([first[0].upper() + first[1:] + ".", *(line for line in rest if _HERE not in line)])
-    _, _, frames = error.trace_back.partition("\n")
-    return f"Your function raised an error:\n{_of_the_learner(frames)}"
-
-
-def _of_the_learner(text: str) -> str:
-    """The text of ranks, without frames of the library; a call by the judge comes after the learner's function."""
-    own, keep = [], True
-    for line in text.splitlines():
-        if not line.startswith("   "):  # the start of a frame, or a line outside frames
-            keep = not line.startswith(_LIBRARY)
-        if keep:
-            own.append(re.sub(r"  course/(?:check|exercises)/\S+, line .*", "  after your function returned", line))
-    return "\n".join(own)
-
-
-def _difference(got: list[Data], expected: list[Data]) -> str:
-    """The first entry that differs, in words."""
-    for rank, (mine, right) in enumerate(zip(got, expected, strict=True)):
-        for name, value in right.items():
-            if not same(mine, {name: value}):
-                index, value, found = _first_difference(mine.get(name), value)
-                place = f"{name}, at {index}," if index else name
-                who = f"Rank {rank}: " if len(got) > 1 else ""
-                digits = 10 if _short(value) == _short(found) else 4
-                value, found = (_short(x, digits) for x in (value, found))
-                return f"{who}{place} is not right.\n  expected  {value}\n  got       {found}"
-    return "The result is not right."
-
-
-def _first_difference(got: Any, expected: Any, index: str = "") -> tuple[str, Any, Any]:
-    """Down to the first item of a list, or row of a matrix, that differs when printed: its index, expected, got."""
-    lists = isinstance(expected, (list, tuple)) and isinstance(got, (list, tuple)) and len(expected) == len(got)
-    tensors = is_dense(expected) and is_dense(got) and expected.shape == got.shape
-    looks_right = tensors and expected.dim() and _short(got) == _short(expected)  # the first elements are equal
-    if lists or (tensors and expected.dim() > 1) or looks_right:
-        for i, (g, w) in enumerate(zip(got, expected, strict=True)):
-            if not same({"": g}, {"": w}):
-                return _first_difference(g, w, f"{index}[{i}]")
-    return index, expected, got
-
-
-def _short(value: object, digits: int = 4) -> str:
-    if value is None:
-        return "None: is a `return` missing? (Functions of torch.distributed work in place and return None.)"
-    try:
-        if isinstance(value, torch.Tensor):
-            numbers = ", ".join(f"{x:.{digits}g}" for x in value.flatten()[:4].tolist())
-            return f"{list(value.shape)}: {numbers}{', …' if value.numel() > 4 else ''}" if value.dim() else numbers
-        if isinstance(value, (list, tuple)):
-            more = "; …" * (len(value) > 3)
-            return f"{type(value).__name__} of {len(value)}: {'; '.join(_short(v, digits) for v in value[:3])}{more}"
-        return repr(value)[:200]
-    except Exception:  # a sparse tensor, an integer of five thousand digits
-        return f"a {type(value).__name__} that cannot be printed here"

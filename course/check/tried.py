@@ -12,8 +12,9 @@ from itertools import islice
 
 from course.check.edits import Edited
 from course.check.exercise import SEEN, Data, Exercise, Mistake, same
-from course.check.judge import FAIL, PASS, CaseVerdict, in_ranks, judge
+from course.check.judge import PASS, CaseVerdict, judge
 from course.check.mutants import mutants, written
+from course.check.running import FAIL, in_ranks
 from course.check.slips import slips
 
 AT_ONCE = 6  # mutants in one run, where a run is slow: if one of them raises an error or never ends, each runs alone

@@ -12,7 +12,8 @@ from itertools import zip_longest
 from typing import Any
 
 from course.check.exercise import COPIED, Exercise
-from course.check.judge import PASS, TODO, cases_of, dealt, judge
+from course.check.judge import PASS, cases_of, dealt, judge
+from course.check.running import TODO
 from course.check.source import Answer, Notebook, printable
 from course.grade.assignment import Assignment, Question, hidden_ranks
 from course.grade.feedback import REVIEW

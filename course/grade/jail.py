@@ -36,7 +36,7 @@ import cloudpickle
 import course.exercises
 import course.practise
 from course.check.exercise import Data, Exercise
-from course.check.judge import FAIL, NoAnswer, in_ranks
+from course.check.running import FAIL, NoAnswer, in_ranks
 from course.grade import refused, sight
 from course.grade.returns import MOST_BYTES, pack, unpack
 from lib.runtime import server

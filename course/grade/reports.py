@@ -13,7 +13,8 @@ from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
-from course.check.judge import FAIL, PASS, TODO
+from course.check.judge import PASS
+from course.check.running import FAIL, TODO
 from course.grade.assignment import Assignment
 from course.grade.feedback import feedback, for_student, seen
 from course.grade.sheets import as_cell, of_cell, read_sheet

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from course.check.exercise import Data, plain
-from course.check.judge import FAIL, TODO, NoAnswer
+from course.check.running import FAIL, TODO, NoAnswer
 
 MOST_BYTES = 64 * 2**20  # of all results of the ranks of one case
 MOST_ITEMS = 10**6  # of all lists and dicts in it

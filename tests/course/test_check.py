@@ -16,9 +16,11 @@ from course import check as checks
 from course.check import check, find, progress, record, verdict
 from course.check.__main__ import main
 from course.check.catalogue import EXERCISES
+from course.check.difference import difference
 from course.check.exercise import Exercise, Mistake, everywhere, plain, same
-from course.check.judge import _difference, in_ranks, judge, new_seed
+from course.check.judge import judge, new_seed
 from course.check.listen import raw
+from course.check.running import in_ranks
 from course.check.source import Answer, NotebookError, read_notebook
 from course.check.tried import Tried, try_right, try_wrong
 from course.exercises.ch03.e03_1_average_gradients import average_gradients
@@ -361,7 +363,7 @@ def test_odd_values_differ_and_can_be_told(odd, wanted):
     value = ODD[odd](torch.ones(3, 3).double())
     for got in (value, plain(value)):
         assert not same({"y": got}, {"y": wanted})
-        assert "is not right" in _difference([{"y": got}], [{"y": wanted}])
+        assert "is not right" in difference([{"y": got}], [{"y": wanted}])
 
 
 def test_an_object_that_equals_everything_is_compared_as_data():

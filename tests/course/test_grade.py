@@ -21,7 +21,8 @@ import pytest
 import torch
 
 from course.check.exercise import same
-from course.check.judge import NoAnswer, dealt
+from course.check.judge import dealt
+from course.check.running import NoAnswer
 from course.check.source import read_notebook
 from course.grade import __main__ as grade_main
 from course.grade import grading, sight

@@ -19,7 +19,7 @@ import torch
 
 import lib
 from course.check.catalogue import EXERCISES
-from course.check.judge import NoAnswer
+from course.check.running import NoAnswer
 from course.grade import jail, sight
 from course.grade.__main__ import USER
 from course.grade.assignment import read_assignment
