@@ -11,20 +11,19 @@ from __future__ import annotations
 import operator
 import string
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from course.check.compare import Data, Tolerances, judged
+
 DTYPE = torch.float64
 Shapes = dict[str, tuple[int, ...]]
-Data = dict[str, Any]  # tensors, numbers and strings by name: the inputs or the results of one rank
-SEEN = "what was seen"  # name of a result, or the end of its name: a text to print below the verdict
 AS_NEEDED, MORE = "what is needed", "more than that"  # the bytes that a rank sent
 ALL = ("",)  # words: one is in each name
-ANYTHING = "anything"  # a result of a wrong program that may be right or wrong
 ROWS = string.ascii_uppercase  # the letters of variants
 COPIED = "This is right for"  # the beginning of the hint for an answer to a different row
 
@@ -54,11 +53,10 @@ class Mistake:
         """The hint and the repair, as a grader or a rubric has them."""
         return f"{self.hint} {self.repair}".strip()
 
-    def fits(self, got: Data, looks_like: Data, part: str = "") -> bool:
-        """Whether a rank's results equal the results with this mistake, in this part of the exercise."""
-        names = {name for name in looks_like if part in name and any(word in name for word in self.about)}
-        names = {name for name in names if not name.endswith(SEEN)}
-        return bool(names) and same(got, {name: looks_like[name] for name in names})
+    def predicted(self, looks_like: Data, part: str = "") -> Data:
+        """Of a rank's results with this mistake, those that it is about, in this part of the exercise."""
+        found = judged(looks_like, part)
+        return {name: value for name, value in found.items() if any(word in name for word in self.about)}
 
 
 @dataclass(frozen=True)
@@ -77,6 +75,8 @@ class Exercise:
             program.
         ranks: number of ranks of each case; 2 is left out where a wrong program is right with two.
         parts: words; for each, the entries whose names contain it are a case with its own points.
+        tolerances: word → tolerance of the tensors in entries whose names contain it, relative to the largest element;
+            0 where data is moved and not computed, so that each bit must agree.
         timeout_s: for one case.
         task: of a variant: how it differs from the task in the book, in Markdown.
         row: the letter of a variant; "" is the exercise of the book.
@@ -95,6 +95,7 @@ class Exercise:
     reference: Callable[[list[Data]], list[Data]] | None = None
     ranks: tuple[int, ...] = (3, 4)
     parts: tuple[str, ...] = ("",)
+    tolerances: Tolerances = field(default_factory=dict)
     timeout_s: float = 5
     task: str = ""
     row: str = ""
@@ -133,71 +134,6 @@ def with_variants(exercise: Exercise, *variants: Exercise) -> Exercise:
         return replace(one, mistakes=(*copied, *one.mistakes))
 
     return replace(exercise, variants=tuple(map(knows_others, lettered)))
-
-
-def same(got: Data, expected: Data, tolerance: float = 1e-6) -> bool:
-    """Whether `got` has all entries of `expected`, tensors to `tolerance` of their largest element.
-
-    An answer may return anything. A value that cannot be compared, such as a sparse tensor or `10**400`, differs.
-    """
-    try:
-        return all(name in got and _same(got[name], value, tolerance) for name, value in expected.items())
-    except Exception:
-        return False
-
-
-def _same(got: Any, expected: Any, tolerance: float) -> bool:
-    if isinstance(expected, str) and expected == ANYTHING:
-        return True
-    if isinstance(expected, (list, tuple)):
-        return (
-            isinstance(got, (list, tuple))
-            and len(got) == len(expected)
-            and all(_same(g, w, tolerance) for g, w in zip(got, expected, strict=True))
-        )
-    if isinstance(expected, dict):
-        return (
-            isinstance(got, dict)
-            and got.keys() == expected.keys()
-            and all(_same(got[name], value, tolerance) for name, value in expected.items())
-        )
-    if isinstance(expected, Tensor):
-        if type(got) in (int, float) and not expected.dim():
-            got = torch.tensor(got)
-        if not isinstance(got, Tensor) or got.shape != expected.shape or got.is_complex():
-            return False
-        got, expected = got.detach().double(), expected.detach().double()
-        slack = tolerance * max(expected.nan_to_num().abs().max().item() if expected.numel() else 0.0, 1e-12)
-        return torch.allclose(got, expected, rtol=0, atol=slack, equal_nan=True)
-    if isinstance(expected, float):  # `got` is a number, or a tensor or array of one element
-        got = got.detach() if isinstance(got, Tensor) else got
-        number = float("nan") if isinstance(got, str) else float(got)
-        return abs(number - expected) <= tolerance * max(abs(expected), 1e-12)
-    return bool(got == expected)
-
-
-def is_dense(x: Any) -> bool:
-    """Whether this is a tensor whose elements can be read one by one."""
-    return isinstance(x, Tensor) and x.layout == torch.strided and not (x.is_meta or x.is_nested or x.is_quantized)
-
-
-def plain(x: Any) -> Any:
-    """Plain data: an object of a class that an answer defines could compare itself."""
-    if isinstance(x, Tensor) and not is_dense(x):
-        return f"a tensor that is not dense, with layout {x.layout} on {x.device}"
-    if isinstance(x, Tensor):
-        return x.detach().as_subclass(Tensor).clone()
-    if isinstance(x, (list, tuple)):
-        return type(x)(map(plain, x)) if type(x) in (list, tuple) else [plain(y) for y in x]
-    if isinstance(x, dict):
-        return {plain(name): plain(value) for name, value in x.items()}
-    if type(x) is int and x.bit_length() > 1024:  # no float, and too long to print
-        return f"a whole number of {x.bit_length()} bits"
-    if x is None or type(x) in (bool, int, float, str):
-        return x
-    if hasattr(x, "item") and getattr(x, "ndim", None) == 0:  # a number of numpy
-        return plain(x.item())
-    return f"a {type(x).__name__}"
 
 
 # ---- helpers for exercises -------------------------------------------------------------------------------------------

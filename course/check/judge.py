@@ -11,9 +11,11 @@ from typing import Any
 
 import torch
 
+from course.check.compare import SEEN, Data, judged, same
 from course.check.difference import difference, filled
-from course.check.exercise import SEEN, Data, Exercise, Mistake, same
+from course.check.exercise import Exercise, Mistake
 from course.check.listen import THROUGH_COMM
+from course.check.naming import Case, WrongPrograms
 from course.check.running import FAIL, TODO, NoAnswer, in_ranks
 from course.check.slips import named_slip
 
@@ -44,12 +46,7 @@ class CaseVerdict:
         return filled(self.mistake.words) + "".join(seen)
 
 
-A_FEW = 4  # wrong programs that run first; then twice as many, and so on
-# Of an answer, by its number, and a part that it failed: its mistake, if it has a name.
-Known = dict[tuple[int, str], Mistake | None]
 Outcome = tuple[Any, ...]  # status, hint and mistake of a case, as of a `CaseVerdict`; a PASS needs no more
-# Of a program that hangs, and a number of ranks: the calls that they wait in, with any inputs. To find out takes 2 s.
-_WAITS: dict[tuple[Mistake, int], str] = {}
 
 
 def judge(
@@ -66,16 +63,45 @@ def judge(
         seed: of the inputs.
         returned: runs the answers instead of `in_ranks`; a grader isolates them.
     """
-    verdicts: list[list[CaseVerdict]] = [[] for _ in answers]
-    known: Known = {}
+    cases = []
     for ranks in exercise.ranks:
         generator = torch.Generator().manual_seed(random.Random(f"{seed} {ranks}").getrandbits(62))
-        outcomes = _case(exercise, answers, exercise.inputs(generator, ranks), returned or in_ranks, known)
-        for cases, parts in zip(verdicts, outcomes, strict=True):
-            cases += [CaseVerdict(_name(ranks, part), *outcome) for part, outcome in parts.items()]
-        if all(cases[-1].status == TODO for cases in verdicts):
+        inputs = exercise.inputs(generator, ranks)
+        # The output of the learner's prints comes before the verdict, as in any cell.
+        outcomes = (returned or in_ranks)(exercise, answers, inputs)
+        there = [got for got in outcomes if not isinstance(got, NoAnswer)]
+        cases.append(Case(inputs, _right(exercise, inputs) if there else [], outcomes))
+        if all(isinstance(got, NoAnswer) and got.status == TODO for got in outcomes):
             break
-    return verdicts
+    wrong = WrongPrograms(exercise, cases)
+    return [
+        [
+            CaseVerdict(_name(len(case.inputs), part), *_outcome(wrong, answer, at, part))
+            for at, case in enumerate(cases)
+            for part in exercise.parts
+        ]
+        for answer in range(len(answers))
+    ]
+
+
+def _outcome(wrong: WrongPrograms, answer: int, at: int, part: str) -> Outcome:
+    """The outcome of an answer, by its number, in a part of the case with number `at`."""
+    case, tolerances = wrong.cases[at], wrong.exercise.tolerances
+    got = case.outcomes[answer]
+    if isinstance(got, NoAnswer):
+        mistake = wrong.named(answer, at, part) if got.stuck else None
+        if not mistake:
+            return got.status, got.hint
+        report, _, _ = got.hint.rpartition("\n")  # its last line is what to do, and the mistake's is better
+        return got.status, f"{filled(mistake.hint)}\n\n{report}", mistake
+    right = [judged(one, part) for one in case.right]
+    if all(same(g, r, tolerances) for g, r in zip(got, right, strict=True)):
+        line = next((g[THROUGH_COMM] for g in got if g.get(THROUGH_COMM)), "")
+        return (FAIL, f"{filled(USES_COMM)}\n  {line}") if line else (PASS,)
+    if mistake := wrong.named(answer, at, part):
+        return FAIL, filled(mistake.hint) + _seen(got, part), mistake
+    slip = named_slip(got, right, tolerances)
+    return FAIL, filled(slip) + "\n" * bool(slip) + difference(got, right, tolerances) + _seen(got, part)
 
 
 def cases_of(exercise: Exercise) -> list[tuple[int, str]]:
@@ -97,91 +123,13 @@ def new_seed() -> int:
     return int.from_bytes(os.urandom(3), "big")
 
 
-def _case(
-    exercise: Exercise, answers: Sequence[Callable], inputs: list[Data], returned: Callable, known: Known
-) -> list[dict[str, Outcome]]:
-    """For each answer, the outcome by part of the exercise; `known` has the mistakes of the cases before."""
-    # The output of the learner's prints comes before the verdict, as in any cell.
-    outcomes = returned(exercise, answers, inputs)
-    there = [got for got in outcomes if not isinstance(got, NoAnswer)]
-    expected = _expected(exercise, inputs) if there else []
-    wrong = WrongPrograms(exercise, inputs, all_at_once=len(answers) > 1)
-    hanging = [m for m in exercise.mistakes if isinstance(m, Mistake) and m.hangs]
-
-    def hangs(mistake: Mistake) -> str:
-        if (key := (mistake, len(inputs))) not in _WAITS:
-            (looks_like,) = in_ranks(exercise, [mistake.wrong], inputs)
-            _WAITS[key] = looks_like.stuck if isinstance(looks_like, NoAnswer) else ""
-        return _WAITS[key]
-
-    def outcome(k: int, got: list[Data] | NoAnswer, part: str) -> Outcome:
-        if isinstance(got, NoAnswer):
-            mistake = next((m for m in hanging if got.stuck and hangs(m) == got.stuck), None)
-            if not mistake:
-                return got.status, got.hint
-            report, _, _ = got.hint.rpartition("\n")  # its last line is what to do, and the mistake's is better
-            return got.status, f"{filled(mistake.hint)}\n\n{report}", mistake
-        # A text for the reader is shown, not judged.
-        of_part = [{k: v for k, v in one.items() if part in k and not k.endswith(SEEN)} for one in expected]
-        if _agree(got, of_part):
-            line = next((g[THROUGH_COMM] for g in got if g.get(THROUGH_COMM)), "")
-            return (FAIL, f"{filled(USES_COMM)}\n  {line}") if line else (PASS,)
-        if (k, part) not in known or known[k, part]:
-            known[k, part] = wrong.first_that_fits(got, part, known.get((k, part)))
-        mistake = known[k, part]
-        if mistake:
-            return FAIL, filled(mistake.hint) + _seen(got, part), mistake
-        slip = named_slip(got, of_part)
-        return FAIL, filled(slip) + "\n" * bool(slip) + difference(got, of_part) + _seen(got, part)
-
-    return [{part: outcome(k, got, part) for part in exercise.parts} for k, got in enumerate(outcomes)]
-
-
-def _expected(exercise: Exercise, inputs: list[Data]) -> list[Data]:
+def _right(exercise: Exercise, inputs: list[Data]) -> list[Data]:
     if exercise.reference:
         return exercise.reference(inputs)
     (got,) = in_ranks(exercise, exercise.right[:1], inputs)
     if isinstance(got, NoAnswer):
         raise RuntimeError(f"the right answer to {exercise.id} does not run: {got.hint}")
     return got
-
-
-def _agree(got: list[Data], expected: list[Data]) -> bool:
-    return all(same(g, w) for g, w in zip(got, expected, strict=True))
-
-
-class WrongPrograms:
-    """The results of the wrong programs on the inputs of a case: they run when they are needed, a few at a time.
-
-    A program that hangs takes seconds, and runs only after an answer hung.
-    """
-
-    def __init__(self, exercise: Exercise, inputs: list[Data], all_at_once: bool) -> None:
-        self.exercise, self.inputs, self.all_at_once = exercise, inputs, all_at_once
-        self.mistakes = [mistake for mistake in exercise.mistakes if not mistake.hangs]
-        self.returned: dict[Mistake, list[Data] | NoAnswer] = {}
-
-    def first_that_fits(self, got: list[Data], part: str, before: Mistake | None) -> Mistake | None:
-        """The first mistake that returns the same; first of all `before`, this answer's mistake in an earlier case."""
-        group, left, count = [before] if before else [], self.mistakes, A_FEW
-        while group or left:
-            self._run(group)
-            if found := next((mistake for mistake in group if self._fits(mistake, got, part)), None):
-                return found
-            group, left, count = left[:count], left[count:], 2 * count
-        return None
-
-    def _run(self, group: list[Mistake]) -> None:
-        left = [m for m in (self.mistakes if self.all_at_once else group) if m not in self.returned]
-        if left:
-            returned = in_ranks(self.exercise, [mistake.wrong for mistake in left], self.inputs)
-            self.returned |= zip(left, returned, strict=True)
-
-    def _fits(self, mistake: Mistake, got: list[Data], part: str) -> bool:
-        looks_like = self.returned[mistake]
-        return not isinstance(looks_like, NoAnswer) and all(
-            mistake.fits(g, m, part) for g, m in zip(got, looks_like, strict=True)
-        )
 
 
 def _seen(got: list[Data], part: str) -> str:

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 
 from torch import distributed as dist
 
-from course.check.exercise import AS_NEEDED, MORE, SEEN, Data
+from course.check.compare import SEEN, Data
+from course.check.exercise import AS_NEEDED, MORE
 from lib import comm, cost
 from lib.mesh import Group
 from lib.runtime import calls, places

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 import torch
 
+from course.check.compare import Data, plain
 from course.check.edits import Edited
-from course.check.exercise import Data, Exercise, plain
+from course.check.exercise import Exercise
 from course.check.listen import is_handle, must_be_in_step
 from course.check.source import Answer
 from lib.launch import HangError, MismatchError, RankError, RunError, RunTimeout, run

@@ -6,28 +6,66 @@ applied to the right results, and compared with what was found.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from course.check.exercise import Data, same
+from course.check.compare import Data, Tolerances, close, same, tensor_pairs
 
+BY_DEFAULT = "A new tensor is float32 unless it is told its dtype."
 FACTORS = (-1, 2, 1 / 2, 3, 4, 1 / 4, 8, 1 / 8, 100, 1 / 100, 1e3, 1e-3, 1024, 1 / 1024, 1e6, 1e-6, 1e9, 1e-9)
 
 
-def named_slip(got: list[Data], expected: list[Data]) -> str:
+def named_slip(got: list[Data], expected: list[Data], tolerances: Tolerances = MappingProxyType({})) -> str:
     """The sentence for the slip that makes of the expected results those that were found; "" if none does."""
-    wrong = {name for g, w in zip(got, expected, strict=True) for name, x in w.items() if not same(g, {name: x})}
+    wrong = {
+        name: None  # in order
+        for g, w in zip(got, expected, strict=True)
+        for name, x in w.items()
+        if not same(g, {name: x}, tolerances)
+    }
+    if words := _precision(got, expected, wrong):
+        return words
     for words, changed in slips(len(expected)):
         try:
             slipped = [{name: changed(x) for name, x in w.items() if name in wrong} for w in expected]
         except TypeError:  # of a word, or of a list that has no end
             continue
         if all(same(g, s) for g, s in zip(got, slipped, strict=True)):
-            return f"{'Each value is' if len(wrong) > 1 else f'The value of {wrong.pop()} is'} {words}."
+            return f"{_which(wrong, {name: None for w in expected for name in w})} {words}."
     return ""
+
+
+def _which(wrong: Collection[str], judged: Collection[str]) -> str:
+    """The wrong results, as the subject of a sentence that never means a right one."""
+    if len(wrong) == 1:
+        return f"The value of {next(iter(wrong))} is"
+    return "Each value is" if len(wrong) == len(judged) else f"Each of the {len(wrong)} values that are wrong is"
+
+
+def _precision(got: list[Data], expected: list[Data], wrong: Collection[str]) -> str:
+    """What to say if the wrong results are right, but were in float32 on the way, or still are."""
+    found = [
+        (name, *pair)
+        for g, w in zip(got, expected, strict=True)
+        for name in wrong
+        if name in w
+        for pair in tensor_pairs(g.get(name), w[name])
+    ]
+    if not found or not all(close(have, right) for _, have, right in found):
+        return ""
+    for name, have, right in found:
+        if have.dtype != right.dtype:
+            is_now, must_be = (str(x.dtype).removeprefix("torch.") for x in (have, right))
+            return f"Your tensor is {is_now}: {name} must be {must_be}, like what was given. {BY_DEFAULT}"
+    name, have, right = next(one for one in found if not torch.equal(*one[1:]))
+    if torch.equal(have, right.float().double()):
+        return f"Your tensor is float32 on the way: {name} has lost half of its digits. {BY_DEFAULT}"
+    return f"{name} agrees in six digits, and not in nine: is a tensor float32 on the way? {BY_DEFAULT}"
 
 
 def slips(ranks: int) -> Iterator[tuple[str, Callable[[Any], Any]]]:

@@ -16,8 +16,9 @@ import ast
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from course.check.compare import Data
 from course.check.edits import entries
-from course.check.exercise import Data, Exercise, Mistake, kind, several, word
+from course.check.exercise import Exercise, Mistake, kind, several, word
 
 
 def findings(

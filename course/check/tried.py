@@ -6,15 +6,17 @@ So must the engine's own mistakes, the slips in results, for which no exercise n
 from __future__ import annotations
 
 import contextlib
+import random
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import islice
 
+from course.check.compare import ANYTHING, SEEN, Data, judged, same
 from course.check.edits import Edited
-from course.check.exercise import SEEN, Data, Exercise, Mistake, same
+from course.check.exercise import Exercise, Mistake
 from course.check.judge import PASS, CaseVerdict, judge
 from course.check.mutants import mutants, written
-from course.check.running import FAIL, in_ranks
+from course.check.running import FAIL, NoAnswer, in_ranks
 from course.check.slips import slips
 
 AT_ONCE = 6  # mutants in one run, where a run is slow: if one of them raises an error or never ends, each runs alone
@@ -51,6 +53,36 @@ def try_slips(exercise: Exercise, seed: int) -> Tried:
         ([case.status == FAIL and bool(case.hint) for case in cases] == [*wrong], cases)
         for cases, wrong in zip(found, zip(*changes, strict=True), strict=True)
         if any(wrong)
+    ]
+
+
+def try_changed(exercise: Exercise, seed: int, count: int) -> Tried:
+    """The results of right and wrong programs, with one changed at random: no mistake that predicts it may be named.
+
+    Only the first number of ranks of the exercise is tried.
+    """
+    chosen = random.Random(seed)
+    programs = [exercise.right[0], *(mistake.wrong for mistake in exercise.mistakes if not mistake.hangs)]
+    spoilt: list[tuple[list[Data], int, str]] = []  # of each answer: all inputs, the rank and the name of the result
+
+    def changed(exercise: Exercise, answers: list, inputs: list[Data]) -> list[list[Data] | NoAnswer]:
+        found = in_ranks(exercise, answers, inputs)
+        for ranks in (one for one in found if not isinstance(one, NoAnswer)):
+            rank = chosen.choice([rank for rank, one in enumerate(ranks) if judged(one)])
+            name = chosen.choice([*judged(ranks[rank])])
+            ranks[rank] = ranks[rank] | {name: f"changed to {chosen.random()}"}
+            spoilt.append((inputs, rank, name))
+        return found
+
+    def predicts(mistake: Mistake, inputs: list[Data], rank: int, name: str) -> bool:
+        (ranks,) = in_ranks(exercise, [mistake.wrong], inputs)
+        return not same({name: "changed"}, {name: mistake.predicted(ranks[rank]).get(name, ANYTHING)})
+
+    answers = [chosen.choice(programs) for _ in range(count)]
+    tried = judge(replace(exercise, ranks=exercise.ranks[:1]), answers, seed, changed)
+    return [
+        (not any(case.mistake and predicts(case.mistake, *what) for case in cases), cases)
+        for cases, what in zip(tried, spoilt, strict=True)
     ]
 
 

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from course.check.exercise import SEEN, Data, kind
+from course.check.compare import SEEN, Data
+from course.check.exercise import kind
 from lib.pipeline.gantt import gantt
 from lib.pipeline.prove import prove
 from lib.pipeline.schedules.action import Action, Fault, Op, Schedule, ScheduleError

@@ -35,7 +35,8 @@ import cloudpickle
 
 import course.exercises
 import course.practise
-from course.check.exercise import Data, Exercise
+from course.check.compare import Data
+from course.check.exercise import Exercise
 from course.check.running import FAIL, NoAnswer, in_ranks
 from course.grade import refused, sight
 from course.grade.returns import MOST_BYTES, pack, unpack

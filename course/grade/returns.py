@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from course.check.exercise import Data, plain
+from course.check.compare import Data, plain
 from course.check.running import FAIL, TODO, NoAnswer
 
 MOST_BYTES = 64 * 2**20  # of all results of the ranks of one case

@@ -17,8 +17,9 @@ from typing import Any, NamedTuple
 
 import torch
 
+from course.check.compare import ANYTHING, SEEN, Data, plain
 from course.check.edits import Edited, exercise, read_mistakes
-from course.check.exercise import SEEN, Data, Exercise, plain, whole
+from course.check.exercise import Exercise, whole
 from lib import trace
 from lib.launch import HangError, run
 from lib.mesh import Group, Mesh, MeshShape
@@ -38,13 +39,11 @@ lambda run: "something is wrong"
 """
 # Of an answer that is none of the mistakes before: right of the sick runs, or right of the healthy ones.
 SOME = """
-in sick:
-lambda run: {check}(run) or run.layout == LAYOUTS[0]
+lambda run: {check}(run) or {anything!r}
     Your check finds the sick runs, and disturbs healthy ones.
         Look at the first of them below. Does the number depend on the layout, on the seed, or on the order in which
         ranks add? Compare only numbers that must be the same in all healthy runs.
-in healthy:
-lambda run: run.layout != LAYOUTS[0] and {check}(run)
+lambda run: {check}(run) and {anything!r}
     Your check spares the healthy runs, and misses a sick one.
         In the layout named below the fault is as real as in the others: what there is different from a healthy run?
 """
@@ -191,7 +190,7 @@ def room(
         "inputs": inputs,
         "body": _body,
         "reference": lambda given: [{name: name.split()[0] for name, _ in given[0]["runs"]}],
-        "MISTAKES": NEVER_ALWAYS + names.get("MISTAKES", "") + SOME.format(check=check.__name__),
+        "MISTAKES": NEVER_ALWAYS + names.get("MISTAKES", "") + SOME.format(check=check.__name__, anything=ANYTHING),
     }
     judged = exercise(asked, points=points, right=(check, *also_right), ranks=(1,), timeout_s=10)
     # A factor before a distance that is compared with the rounding is no mistake: there are no slips to try.
@@ -201,7 +200,7 @@ def room(
 def _body(check: Callable, group: Group, given: Data) -> Data:
     """What a check says of each run: whether it fires, and for the reader its first sentences."""
     said = [(name, check(seen)) for name, seen in given["runs"]]
-    found: Data = {name: FIRES if words else SILENT for name, words in said}
+    found: Data = {name: ANYTHING if words == ANYTHING else FIRES if words else SILENT for name, words in said}
     spoken = [f"{name.partition(' on the ')[2]}: {words}" for name, words in said if words]
     return found | {SEEN: "Your check says\n" + "\n".join(f"  {line}" for line in spoken)} if spoken else found
 

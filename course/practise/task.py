@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from course.check.exercise import ROWS, Data, Exercise, Mistake, with_variants
+from course.check.compare import Data
+from course.check.exercise import ROWS, Exercise, Mistake, with_variants
 from course.practise.answers import RERUN
 from course.practise.causes import CAUSES, COSTS, NUMBERS, place_text
 from course.practise.draws import EXERCISES, Case, drawn_case

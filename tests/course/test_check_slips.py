@@ -24,7 +24,10 @@ GOT = [
             {"sum": lambda x: x / 2},
             "The value of sum is 1/2 of the right one, and there are 2 ranks: a mean in place of a sum.",
         ),
-        ({"sum": lambda x: 1000 * x, "count": lambda x: 1000 * x}, "Each value is 1000 times the right one."),
+        (
+            {"sum": lambda x: 1000 * x, "count": lambda x: 1000 * x},
+            "Each of the 2 values that are wrong is 1000 times the right one.",
+        ),
         ({"times": lambda x: {k: 3 * v for k, v in x.items()}}, "The value of times is 3 times the right one."),
         ({"times": lambda x: x | {"B": 3.0}}, ""),
         ({"times": lambda x: x | {"W": 3.0}}, ""),

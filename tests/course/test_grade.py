@@ -20,7 +20,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from course.check.exercise import same
+from course.check.compare import same
 from course.check.judge import dealt
 from course.check.running import NoAnswer
 from course.check.source import read_notebook

@@ -7,8 +7,9 @@ import torch
 from torch import distributed as dist
 from torch.nn.functional import pad
 
+from course.check.compare import is_dense
 from course.check.edits import exercise, read_mistakes
-from course.check.exercise import is_dense, random, several, shards_of, with_variants
+from course.check.exercise import random, several, shards_of, with_variants
 from lib import comm
 
 ZEROS, NOT_ZEROS, MISSING = "zeros", "not zeros", "missing"

@@ -7,8 +7,9 @@ from itertools import product
 
 import torch
 
+from course.check.compare import SEEN, same
 from course.check.edits import exercise
-from course.check.exercise import SEEN, known_number, same, several, whole, word
+from course.check.exercise import known_number, several, whole, word
 from lib.cost import state_bytes, zero_wire_bytes
 from lib.cost.sizes import RECIPES
 

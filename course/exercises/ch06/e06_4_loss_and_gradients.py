@@ -219,5 +219,8 @@ in gradient of head: of_logits.T @ x => comm.all_reduce(of_logits.T @ x, group)
 """
 
 EXERCISE = exercise(
-    globals(), points=3, right=(loss_and_gradients, by_torch_distributed, by_a_loss_with_the_same_gradient)
+    globals(),
+    points=3,
+    right=(loss_and_gradients, by_torch_distributed, by_a_loss_with_the_same_gradient),
+    tolerances={"of about -10,000": 1e-6},  # log-sum-exp of such logits loses four digits
 )

@@ -5,8 +5,9 @@ from itertools import combinations, pairwise
 
 import torch
 
+from course.check.compare import SEEN
 from course.check.edits import exercise
-from course.check.exercise import SEEN, call, kind, whole
+from course.check.exercise import call, kind, whole
 from lib.pipeline.balance import balanced
 
 FORM, WORK, COUNTS = "what was returned", "the most expensive stage", "counts of layers"

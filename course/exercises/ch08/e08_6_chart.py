@@ -2,8 +2,9 @@
 
 from itertools import pairwise
 
+from course.check.compare import SEEN
 from course.check.edits import exercise
-from course.check.exercise import SEEN, kind, several, whole
+from course.check.exercise import kind, several, whole
 from lib.pipeline.schedules.action import Op
 from lib.pipeline.schedules.gpipe import gpipe
 from lib.pipeline.schedules.one_f_one_b import one_f_one_b

@@ -1,7 +1,8 @@
 """09.1: the fastest order in which no rank keeps more than so many microbatches."""
 
+from course.check.compare import SEEN, same
 from course.check.edits import exercise
-from course.check.exercise import SEEN, call, same, whole
+from course.check.exercise import call, whole
 from course.check.written import KEPT, ORDERS, SIZES, STAGES, TIME, WORKS, YES, schedule_facts, size
 from lib.pipeline.schedules.action import Action, Op
 from lib.pipeline.schedules.gpipe import gpipe

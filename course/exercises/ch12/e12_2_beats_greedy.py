@@ -4,8 +4,8 @@ import re
 from functools import cache
 from math import inf
 
+from course.check.compare import SEEN
 from course.check.edits import exercise
-from course.check.exercise import SEEN
 from course.check.written import KIND, NO, WORKS, YES, kind_of, text_of
 from course.workshop.typed import SLACK, Par, workshop
 from lib.pipeline.gantt import gantt

@@ -5,8 +5,9 @@ from functools import partial
 import torch
 from torch import nn
 
+from course.check.compare import is_dense
 from course.check.edits import exercise
-from course.check.exercise import is_dense, kind, several, whole
+from course.check.exercise import kind, several, whole
 from lib import comm
 from lib.clip import clip
 from lib.data import rows_of_rank

@@ -1,8 +1,9 @@
 """13.6: a layout for 70B parameters on 64 GPUs, and the numbers that rule out three others."""
 
 from course.check.bill import ALL_HOLD, bill, costs_of, exceeded
+from course.check.compare import SEEN
 from course.check.edits import exercise
-from course.check.exercise import SEEN, known_number, several
+from course.check.exercise import known_number, several
 from lib.layout import Layout
 
 PARTS = CHOICE, MEMORY, BUBBLE, BYTES = (

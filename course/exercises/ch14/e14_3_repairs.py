@@ -2,8 +2,9 @@
 
 from functools import cache
 
+from course.check.compare import SEEN
 from course.check.edits import exercise
-from course.check.exercise import SEEN, kind, several, word
+from course.check.exercise import kind, several, word
 from course.check.refusals import NOTHING_BINDS, binds, broken_layouts, layout_of
 from lib.planner import step_s
 from lib.planner.search import layout_text

@@ -8,8 +8,9 @@ from statistics import fmean
 import numpy as np
 import torch
 
+from course.check.compare import SEEN
 from course.check.edits import exercise
-from course.check.exercise import SEEN, several, whole
+from course.check.exercise import several, whole
 from lib.planner import Cluster, Layout4D, Stack, Training, step_s
 from lib.planner.training import GPUS, PRESET_MODELS, SHARES
 

@@ -7,8 +7,9 @@ from functools import cache
 
 import numpy as np
 
+from course.check.compare import SEEN
 from course.check.edits import exercise
-from course.check.exercise import SEEN, known_number, several, whole, word
+from course.check.exercise import known_number, several, whole, word
 from course.check.refusals import KEPT, MODEL_STATES, NODE, NOTHING_BINDS, PIPELINE_ZERO3, binds, layout_of
 from lib import planner
 from lib.planner import Choices, Cluster, Layout4D, Training, best_layouts, memory_bytes

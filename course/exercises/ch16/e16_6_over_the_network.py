@@ -1,7 +1,8 @@
 """16.6: a layout for two nodes with eight network cards each and one with a single card; what crosses, in numbers."""
 
+from course.check.compare import SEEN
 from course.check.edits import exercise
-from course.check.exercise import SEEN, known_number, several
+from course.check.exercise import known_number, several
 from course.check.two_nodes import judged, two_nodes
 from lib.planner import Choices, Layout4D, best_layouts
 
