@@ -51,12 +51,14 @@ class Heard:
         return MORE if self.sent_bytes(n) > most_bytes else AS_NEEDED
 
 
-def listen(on_start: Callable[[], None] = lambda: None, on_wait: Callable[[], None] = lambda: None) -> Heard:
+def listen(
+    on_start: Callable[[Call], None] = lambda call: None, on_wait: Callable[[Call], None] = lambda call: None
+) -> Heard:
     """From now on, and until this rank ends, count its messages.
 
     Args:
-        on_start: called when a collective, or the sending of a message, begins.
-        on_wait: called when this rank begins to wait for either.
+        on_start: called with each collective, and each message to be sent, when it begins.
+        on_wait: called with each call, a receive too, when this rank begins to wait for it.
     """
     heard = Heard()
 
@@ -68,11 +70,11 @@ def listen(on_start: Callable[[], None] = lambda: None, on_wait: Callable[[], No
             heard.sent.append((call.peers[0], call.payload_bytes))
         else:
             heard.calls.append((call.kind, call.payload_bytes))
-        on_start()
+        on_start(call)
 
     def waits(call: Call) -> None:
         heard.unfinished -= bool(call.payload_bytes)
-        on_wait()
+        on_wait(call)
 
     listeners.append(Listener(starts, waits))
     return heard

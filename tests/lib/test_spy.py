@@ -205,7 +205,7 @@ def test_what_is_no_tensor_is_torchs_error_also_where_the_peer_came_first(what):
 def test_a_grader_hears_every_way_to_send():
     def heard(world):
         found, waits = {}, []
-        seen = listen(on_wait=lambda: waits.append(1))
+        seen = listen(on_wait=lambda call: waits.append(1))
         for name, (call, _) in DIRECT.items():
             call(world.rank)
             found[name] = list(seen.calls)

@@ -21,7 +21,7 @@ def inputs(generator, n):
 
 def body(answer, group, given):
     at_once = [0]
-    heard = listen(on_wait=lambda: at_once.append(1 + heard.unfinished))
+    heard = listen(on_wait=lambda call: at_once.append(1 + heard.unfinished))
     found = {f"shift(x, {k}, group)": answer(given["x"].clone(), k, group) for k in given["shifts"]}
     found |= {UNFINISHED: heard.unfinished, AT_ONCE: max(at_once)}
     return found | {BY: COLLECTIVE if heard.collectives else POINT_TO_POINT}

@@ -33,7 +33,7 @@ def body(answer, group, given):
             yield g.clone()
         made += 1  # the end
 
-    listen(lambda: starts.append(made), lambda: waits.append(made))
+    listen(lambda call: starts.append(made), lambda call: waits.append(made))
     averages = answer(backward(), ROOM * 8, group)
     return {"averages": None if averages is None else list(averages), "what was sent when": describe(starts, waits)}
 

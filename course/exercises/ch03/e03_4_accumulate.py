@@ -30,7 +30,7 @@ def model_of(weights):
 
 def body(answer, group, given):
     model, messages = model_of(given["weights"]), []
-    listen(lambda: messages.append(1))
+    listen(lambda call: messages.append(1))
     answer(model, given["microbatches"], mse_loss, group)
     params = list(model.parameters())
     # Even one flat message for each of the microbatches is more than one for each of the parameters.

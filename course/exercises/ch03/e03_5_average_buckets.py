@@ -44,12 +44,12 @@ def body(answer, group, given):
     store, number = dist.distributed_c10d._get_default_store(), next(ANSWERS)
     ranks = [f"03.5, answer {number}, rank {rank}" for rank in range(group.size)]
 
-    def waits():
+    def waits(call):
         store.set(ranks[group.rank], "waits")
         seen.append(state())
         events.append("wait")
 
-    heard = listen(lambda: events.append("start"), waits)
+    heard = listen(lambda call: events.append("start"), waits)
     if group.rank == group.size - 1:  # sends when the others wait, or are done: what they read before had not arrived
         with suppress(RuntimeError):
             store.wait(ranks[:-1], timedelta(seconds=1))

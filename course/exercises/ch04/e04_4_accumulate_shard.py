@@ -33,7 +33,7 @@ def body(answer, group, given):
             yield gradient.clone(), count
         made += 1  # the end
 
-    def note():
+    def note(call):
         nonlocal known_bytes
         before, known_bytes = known_bytes, heard.sent_bytes(group.size)
         if known_bytes - before > first.nbytes / group.size / 2:  # not a count

@@ -29,7 +29,7 @@ def inputs(generator, n):
 def body(answer, group, given):
     starts, waits = [], []
     computes = []  # at each compute, how many gathers were started, and waited for
-    listen(lambda: starts.append(1), lambda: waits.append(1))
+    listen(lambda call: starts.append(1), lambda call: waits.append(1))
 
     def noted(whole, x):
         computes.append((len(starts), len(waits)))

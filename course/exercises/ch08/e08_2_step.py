@@ -1,5 +1,7 @@
 """08.2: several microbatches forward and backward through a chain of stages, in torch.distributed itself."""
 
+import re
+
 import torch
 from torch import distributed as dist
 from torch import nn
@@ -13,6 +15,8 @@ LOSS, SENT, WAITED, BACK = "the loss", "what was sent", "waited for", "sent back
 ASKS, AFTER = "inputs of the stage that ask for a gradient", "weights of the stage"
 AS_NEEDED, MORE, AS_GIVEN, CHANGED = "as needed", "more", "as given", "others"
 ALL, SOME = "every call", "not every call"
+ORDER, HELD = "the order of forward and backward", "what a send holds up"
+NOTHING, THE_NEXT = "nothing", "the next microbatch"
 LEAF = """If this is about the gradient of the tensor that came in: dist.recv fills a tensor without history. Declare it
 a leaf before your stage computes with it."""
 ENDS = """Only the last rank has a loss to begin with. The others begin at their output, with the gradient that came:
@@ -37,8 +41,11 @@ class FeaturesFirst(nn.Module):
 
 @raw
 def body(answer, group, given):
-    stage, heard, asks = FeaturesFirst(given["weight"], given["bias"]), listen(), []
+    stage, asks, events = FeaturesFirst(given["weight"], given["bias"]), [], []
+    heard = listen(on_wait=lambda call: events.append("wait") if call.kind == "send" else None)
     stage.register_forward_pre_hook(lambda module, given: asks.append(given[0].requires_grad))
+    stage.register_forward_hook(lambda module, given, y: events.append("F"))
+    stage.bias.register_hook(lambda gradient: events.append("B"))
     try:
         loss = answer(stage, given["inputs"], given["targets"])
     except (AttributeError, RuntimeError, TypeError, ValueError) as error:
@@ -54,8 +61,15 @@ def body(answer, group, given):
     for name, p in stage.named_parameters():
         found[f"gradient of the {name}"] = torch.zeros_like(p) if p.grad is None else p.grad
     found |= {WAITED: SOME if heard.unfinished > 0 else ALL, SENT: MORE if more else AS_NEEDED}
+    found |= {ORDER: " ".join(event for event in events if event != "wait"), HELD: held_up(events)}
     found[BACK] = any(dst == group.rank - 1 for dst, _ in heard.sent)
     return found | ({ASKS: ALL if all(asks) else SOME} if group.rank else {})
+
+
+def held_up(events):
+    """Whether a send was waited for where this pass goes on: forward, or backward."""
+    passes = " ".join(events)
+    return THE_NEXT if re.search("wait.* F|B.*wait.* B", passes) else NOTHING
 
 
 def reference(given):
@@ -63,7 +77,8 @@ def reference(given):
     x, targets = (torch.cat(given[0][name]) for name in ("inputs", "targets"))
     loss = nn.functional.mse_loss(nn.Sequential(*stages)(x), targets)
     loss.backward()
-    right = {LOSS: "None", AFTER: AS_GIVEN, WAITED: ALL, SENT: AS_NEEDED}
+    right = {LOSS: "None", AFTER: AS_GIVEN, WAITED: ALL, SENT: AS_NEEDED, HELD: NOTHING}
+    right[ORDER] = " ".join("F" * MICROBATCHES + "B" * MICROBATCHES)
     ranks = [
         right | {BACK: r > 0} | {f"gradient of the {name}": p.grad for name, p in stage.named_parameters()}
         for r, stage in enumerate(stages)
@@ -105,12 +120,79 @@ def hands_the_loss_round(stage, inputs, targets):
     return loss
 
 
+def one_at_a_time(stage, inputs, targets):
+    """Each microbatch down and up again before the next: no pipeline."""
+    losses = [step(stage, [x], [target]) for x, target in zip(inputs, targets, strict=True)]
+    for p in stage.parameters():
+        p.grad /= len(inputs)
+    return None if losses[0] is None else sum(losses) / len(inputs)
+
+
+def one_f_one_b(stage, inputs, targets):
+    """`step` in the order of 1F1B."""
+    rank, last, m = dist.get_rank(), dist.get_world_size() - 1, len(inputs)
+    kept, sends, total = [], [], 0
+
+    def forward(k):
+        nonlocal total
+        x = torch.empty_like(inputs[k]) if rank > 0 else inputs[k]
+        if rank > 0:
+            dist.recv(x, rank - 1)
+        y = stage(x.requires_grad_())
+        if rank == last:
+            y = (y - targets[k]).square().mean() / m
+            total += y.item()
+        else:
+            sends.append(dist.isend(y.detach().contiguous(), rank + 1))
+        kept.append((x, y))
+
+    def backward():
+        x, y = kept.pop(0)
+        of_y = torch.empty_like(x) if rank < last else None
+        if rank < last:
+            dist.recv(of_y, rank + 1)
+        y.backward(of_y)
+        if rank > 0:
+            sends.append(dist.isend(x.grad, rank - 1))
+
+    ahead = min(last - rank, m)
+    for k in range(m):
+        forward(k)
+        if k >= ahead:
+            backward()
+    while kept:
+        backward()
+    for handle in sends:
+        handle.wait()
+    return total if rank == last else None
+
+
 def then(more):
     """The right step, and more with the stage."""
     return lambda stage, *given: (step(stage, *given), more(stage))[0]
 
 
 MISTAKES = """
+in all:
+one_at_a_time
+    All numbers are right, and there is no pipeline: each microbatch goes down and up again before the next one starts,
+    so only one rank computes at a time.
+        Run all forwards first, then all backwards: two loops.
+one_f_one_b
+    All numbers are right, and you run 1F1B: backward of the first microbatches before forward of the last.
+        That is chapter 9. Here all forwards come before the first backward.
+in what a send holds up:
+sends.append(dist.isend(y.detach().contiguous(), rank + 1)) => dist.send(y.detach().contiguous(), rank + 1)
+or
+sends.append(dist.isend(y.detach().contiguous(), rank + 1)) => dist.isend(y.detach().contiguous(), rank + 1).wait()
+or
+sends.append(dist.isend(x.grad, rank - 1)) => dist.send(x.grad, rank - 1)
+or
+sends.append(dist.isend(y.detach().contiguous(), rank + 1)) => dist.send(y.detach().contiguous(), rank + 1)
+sends.append(dist.isend(x.grad, rank - 1)) => dist.send(x.grad, rank - 1)
+    You wait for a send before the next microbatch: until the neighbour receives, this rank computes nothing.
+        Start it with dist.isend, keep the handle, and wait for all handles at the end.
+in all:
 handle.wait() => pass
     All numbers are right, but you did not wait for every isend or irecv. Until handle.wait() returns, the tensor may
     not be freed or changed, and a step may not end.
