@@ -1,13 +1,12 @@
-"""A page's text in a notebook that is opened alone, in Colab or from a mail: nothing in it needs the rest of the book.
+"""A page's text in a notebook that is opened alone, in Colab or from a mail.
 
-A link to another page leads to the site; as long as the site has no address, it is words, and names its page where the
-mouse rests on it. `{cards}`, which the site fills, is a list of the chapters. The book reads the notebooks, and takes
-both back. The .md has the links as they are written, which Git's pages follow.
+A link to another page leads to the site; as long as the site has no address, to the notebook that lies beside this one
+in the folder of the book. `{cards}`, which the site fills, is a list of the chapters. The book reads the notebooks, and
+takes both back. The .md has the links as they are written, which Git's pages follow.
 """
 
 import posixpath
 import re
-from html import escape, unescape
 
 from set_repository import PLACEHOLDER, ROOT, address, branch, pages
 
@@ -18,7 +17,6 @@ LINK = re.compile(
     r'|<a href="(?![a-z]+:)(?P<href>[^"]*)">(?P<inner>.*?)</a>',
     re.DOTALL | re.MULTILINE,
 )
-NAMED = re.compile(r'<(span|a) title="([^"]*)">(.*?)</\1>', re.DOTALL)  # span: of a Markdown link
 CARDS = "```{cards}\n```"
 LIST = ("<!-- cards -->\n\n", "\n\n<!-- end of cards -->")
 
@@ -27,14 +25,10 @@ def alone(text: str, path: str) -> str:
     """The Markdown for the notebook at `path`."""
 
     def lead(match: re.Match) -> str:
-        if match["code"]:
+        if match["code"] or address() == PLACEHOLDER:
             return match[0]
-        words, to = match["words"] or match["inner"], match["to"] or match["href"]
-        if address() == PLACEHOLDER:
-            tag = "span" if match["to"] else "a"
-            return f'<{tag} title="{escape(to)}">{words}</{tag}>'
-        to = online(to, path)
-        return f"[{words}]({to})" if match["to"] else f'<a href="{to}">{words}</a>'
+        to = online(match["to"] or match["href"], path)
+        return f"[{match['words']}]({to})" if match["to"] else f'<a href="{to}">{match["inner"]}</a>'
 
     return LINK.sub(lead, text.replace(CARDS, chapters().join(LIST)))
 
@@ -42,9 +36,6 @@ def alone(text: str, path: str) -> str:
 def in_book(text: str, path: str) -> str:
     """The Markdown that `alone` had made the text from."""
     text = re.sub(rf"{LIST[0]}.*?{LIST[1]}", CARDS.replace("\\", r"\\"), text, flags=re.DOTALL)
-    text = NAMED.sub(
-        lambda m: f"[{m[3]}]({unescape(m[2])})" if m[1] == "span" else f'<a href="{unescape(m[2])}">{m[3]}</a>', text
-    )
     ours = rf"({re.escape(pages(address()))}/|{re.escape(address())}/blob/{re.escape(branch())}/)([^)\"\s]+)"
     return re.sub(ours, lambda m: relative(m[2], path), text)
 

@@ -7,6 +7,9 @@ BRANCH = "main"
 os.environ["BOOK_PAGE"] = "tools/setup_cell.py"
 
 
+HOW = "download parallel-by-hand.zip from the book's page 'Read it offline', put it beside this notebook"
+
+
 def has_book(folder):
     init = Path(folder, "lib", "__init__.py")
     return init.is_file() and 'BOOK = "parallel-by-hand"' in init.read_text(encoding="utf-8")
@@ -17,8 +20,10 @@ def unpack(path, folder):
     with zipfile.ZipFile(path) as archive:
         names = [name for name in archive.namelist() if not name.endswith("/")]
         inits = [name for name in names if name.endswith("lib/__init__.py")]
-        top = min(inits, key=len)[: -len("lib/__init__.py")] if inits else ""
-        files = {name[len(top) :]: name for name in names if inits and name.startswith(top)}
+        if not inits:
+            raise ImportError(f"{path.name} is the wrong zip, without the library: {HOW}, and run this cell again.")
+        top = min(inits, key=len)[: -len("lib/__init__.py")]
+        files = {name[len(top) :]: name for name in names if name.startswith(top)}
         library = [name for name in files if name.startswith(("lib/", "course/", "book/"))]
         whole = has_book(folder) and all((folder / name).is_file() for name in library)
         old = not whole or path.stat().st_mtime > (folder / "lib" / "__init__.py").stat().st_mtime
@@ -26,7 +31,7 @@ def unpack(path, folder):
             if not (folder / name).is_file() or (old and name in library):
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)
                 (folder / name).write_bytes(archive.read(files[name]))
-    return bool(library and old)
+    return old
 
 
 def find_book():
@@ -48,6 +53,8 @@ def find_book():
         newest = max(zips, key=lambda path: path.stat().st_mtime)
         try:
             is_new = unpack(newest, beside)
+        except ImportError:
+            raise
         except Exception as error:  # of the zip, of the compression, of the disk
             how = "wait until it is uploaded, or upload it again, then run this cell again"
             size = newest.stat().st_size
@@ -65,8 +72,9 @@ def find_book():
         if git.returncode:
             raise ImportError(f"The book could not be fetched from {REPOSITORY}: {' '.join(git.stdout.split())}")
     if not has_book(beside):
-        how = "download parallel-by-hand.zip from the book's page 'Read it offline', put it beside this notebook"
-        raise ImportError(f"No library here: {how}, and run this cell again.")
+        site = next(here.glob("parallel-by-hand*-pages*.zip"), None)
+        wrong = f"{site.name} is the wrong zip, with the pages" if site else "No library here"
+        raise ImportError(f"{wrong}: {HOW}, and run this cell again.")
     return str(beside)
 
 

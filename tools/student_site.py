@@ -14,7 +14,7 @@ from make_colab_zip import files
 from set_repository import ROOT
 
 TARGET = ROOT / "_build" / "student"
-LINK = re.compile(r" See also the (?:\[solutions\]\([^)]*\)|<span title=[^>]*>solutions</span>)\.")
+LINK = re.compile(r" See also the \[solutions\]\([^)]*\)\.")
 
 
 def copy(target: Path) -> None:

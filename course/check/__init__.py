@@ -18,6 +18,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from itertools import compress
 from pathlib import Path
+from types import MappingProxyType
 
 from course.check import record, stale
 from course.check.difference import filled
@@ -36,6 +37,7 @@ def _environment_at_start() -> dict[str, str]:
 
 
 _STARTED = _environment_at_start()
+NOTHING_YET = "Nothing is checked yet: run the cells above."
 NBGRADER = bool(_STARTED.get("NBGRADER_EXECUTION"))
 _session: dict[str, tuple[Exercise, float]] = {}  # id -> exercise and points, of all checks in this process
 # id -> exercise, status, mistakes, and the call that checks again, of the last check of each, for `hint`
@@ -170,7 +172,9 @@ def find(exercise: str | Exercise) -> Exercise:
 
     if exercise in EXERCISES:
         return EXERCISES[exercise]
+    # "5.4" is one letter from 15.4, and means 05.4.
     near = difflib.get_close_matches(str(exercise), EXERCISES, n=1)
+    near = [padded] if (padded := f"0{str(exercise).strip()}") in EXERCISES else near
     hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(sorted(EXERCISES))}"
     raise ValueError(f"there is no exercise {exercise!r}; {hint}")
 
@@ -185,9 +189,11 @@ def progress(asked: Mapping[str, float] | None = None) -> None:
         found = {i: (_counting(find(i), points), 0.0) for i, points in asked.items()}
         found |= {i: row for i, row in _session.items() if i in asked}
         lines = [*_table(found), next_of(found)]
+    elif _strict():
+        lines = _table(_here()) if _session else [NOTHING_YET]
     else:
-        lines = _table(_here()) if _session else ["Nothing is checked yet: run the cells above."]
-        lines += [] if _strict() else ["", record.all_chapters()]
+        here = ["In this session:", *_table(_here(), record.kept())] if _session else [NOTHING_YET]
+        lines = [*here, "", "Best so far, with earlier sessions:", record.all_chapters()]
     sys.stdout.write("\n".join(lines) + "\n")
 
 
@@ -209,16 +215,22 @@ def _here() -> dict[str, tuple[Exercise, float]]:
     return {i: (exercise, 0.0) for i, exercise in EXERCISES.items() if exercise.chapter in of_book} | _session
 
 
-def _table(found: dict[str, tuple[Exercise, float]]) -> list[str]:
-    """A line for each exercise, and the sum."""
+def _table(found: dict[str, tuple[Exercise, float]], before: Mapping[str, float] = MappingProxyType({})) -> list[str]:
+    """A line for each exercise, and the sum. `before`: exercise → fraction of its points in the record."""
     rows = [found[i] for i in sorted(found)]
     width = max(len(e.title) for e, _ in rows)
-    lines = [
-        f"{e.id}  {e.title:<{width}}  {points:g}/{e.points:g}" + "   not checked yet" * (e.id not in _session)
-        for e, points in rows
-    ]
+    lines = [f"{e.id}  {e.title:<{width}}  {points:g}/{e.points:g}{_not_yet(e, before)}" for e, points in rows]
     total, possible = sum(p for _, p in rows), sum(e.points for e, _ in rows)
     return [*lines, f"{'all':<{width + 6}}  {total:g}/{possible:g} points"]
+
+
+def _not_yet(exercise: Exercise, before: Mapping[str, float]) -> str:
+    """What to say behind the points of an exercise that was not checked in this session."""
+    if exercise.id in _session:
+        return ""
+    if exercise.id not in before:
+        return "   not checked yet"
+    return f"   not checked yet, {round(before[exercise.id] * exercise.points, 2):g} before"
 
 
 def forget() -> None:

@@ -18,7 +18,7 @@ from course.grade.assignment import Assignment, Question
 ASKED = "exercises"  # key in a notebook's metadata: its exercises, with their points
 _CHECK = re.compile(r'^check\("([^"]+)"', re.MULTILINE)
 _BEGIN = "    ### BEGIN SOLUTION"
-_BACKGROUND = re.compile(r"\[chapter \d+\]\([^)]*\)|<span [^>]*>chapter \d+</span>")  # the book's link to it
+_BACKGROUND = re.compile(r"\[chapter \d+\]\([^)]*\)")  # the book's link to it
 _CALL = re.compile(r"^(check\(.*)\)$", re.MULTILINE)
 
 

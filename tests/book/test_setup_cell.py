@@ -177,8 +177,19 @@ def test_without_a_zip_of_the_book_or_an_address_it_says_what_to_do(place):
     assert "put it beside this notebook" in sentence(run(place))
     assert list(place.iterdir()) == []
     with zipfile.ZipFile(place / "parallel-by-hand.zip", "w") as archive:
-        archive.writestr("other/readme", "")
-    assert "put it beside this notebook" in sentence(run(place))
+        archive.writestr("parallel-by-hand/index.html", "")
+    said = sentence(run(place))
+    assert said.startswith(
+        "parallel-by-hand.zip is the wrong zip, without the library: download parallel-by-hand.zip"
+    )
+
+
+@pytest.mark.parametrize("name", ["parallel-by-hand-pages.zip", "parallel-by-hand-pages (1).zip"])
+def test_the_zip_of_the_pages_is_named_as_the_wrong_one(place, name):
+    (place / name).write_bytes(b"the site, of which half is here")
+    said = sentence(run(place))
+    assert said.startswith(f"{name} is the wrong zip, with the pages: download parallel-by-hand.zip")
+    assert "put it beside this notebook" in said and [path.name for path in place.iterdir()] == [name]
 
 
 @pytest.mark.parametrize("keep", [0.0, 0.3, 0.9, 0.999])

@@ -27,7 +27,7 @@ import nbformat
 ROOT = Path(__file__).resolve().parents[2]
 TABLES = Path(__file__).with_name("demands")
 ASKED = re.compile(r'^check\("(\d\d\.\d+)"', re.MULTILINE)
-LINKED = re.compile(r'<span title="[^"]*">(.*?)</span>|\[([^][]*)\]\([^)]*\)', re.DOTALL)
+LINKED = re.compile(r"\[([^][]*)\]\([^)]*\)")
 BLOCK = re.compile(r"^```.*?^```|^\|.*?(?=^[^|]|\Z)|^\$\$.*?\$\$", re.DOTALL | re.MULTILINE)
 END = re.compile(r"(?<=[.?!])(?<!e\.g\.)(?<!i\.e\.)(?<!vs\.)\s+(?=[A-Z`$*(\[0-9])")
 STRICT = re.compile(r"\b(must|only|before|at most|as soon as)\b", re.IGNORECASE)
@@ -72,7 +72,7 @@ def tasks() -> dict[str, list[str]]:
 
 def sentences(text: str) -> list[str]:
     """The sentences of a Markdown text, one line each; a block of code, a table or a formula is one."""
-    text = LINKED.sub(lambda match: match[1] or match[2], text)
+    text = LINKED.sub(r"\1", text)
     found, rest = [], 0
     for block in BLOCK.finditer(text):
         found += _of_prose(text[rest : block.start()])

@@ -401,6 +401,8 @@ def test_a_missing_return_is_told():
 def test_wrong_use():
     with pytest.raises(ValueError, match=r"there is no exercise '03\.11'; did you mean '03\.1'"):
         check("03.11", average_gradients)
+    with pytest.raises(ValueError, match=r"there is no exercise '5\.4'; did you mean '05\.4'"):
+        check("5.4", average_gradients)
     with pytest.raises(ValueError, match=r"there are 01\.1, 01\.2"):
         check("xyz", average_gradients)
     with pytest.raises(TypeError, match="needs your function average_gradients, not int"):
@@ -415,7 +417,8 @@ def test_what_check_prints(capsys, monkeypatch):
     assert printed.out.startswith(wanted) and printed.err == ""
     progress()
     said, _, advice = capsys.readouterr().out.partition("Next to do: ")
-    table = r"average_gradients +0/2   not checked yet\n.*03.9  bytes_sent +0/1\nall +0/17 points\n\nchapter 1"
+    table = r"average_gradients +0/2   not checked yet\n.*03.9  bytes_sent +0/1\nall +0/17 points\n\nBest so far, .*:"
+    assert said.startswith("In this session:\n")
     assert re.search(table, said, re.S)
     assert advice == "03.1 average_gradients, in exercises/03_data_parallelism.ipynb\n"
     assert json.loads(record.place().read_text())["03.9"]["max"] == 1

@@ -12,7 +12,7 @@ from statistics import median
 
 import pytest
 
-from course.check import check, find, progress, record
+from course.check import check, find, forget, progress, record
 from course.check.__main__ import main
 from course.check.catalogue import EXERCISES
 from course.check.edits import Edited
@@ -74,6 +74,19 @@ def test_progress_says_what_is_next_and_a_terminal_shows_all(capsys):
     assert main([]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 16 + 2 and lines[7].startswith("chapter 8 ") and "1/13 points" in lines[7]
+
+
+def test_in_a_new_kernel_the_points_of_earlier_sessions_are_told_apart(capsys):
+    check("08.5", find("08.5").right[0])
+    forget()
+    check("08.1", lambda costs, head, num_stages: None)
+    capsys.readouterr()
+    progress()
+    here, _, before = capsys.readouterr().out.partition("\n\n")
+    said = [" ".join(line.split()) for line in here.splitlines()]
+    assert said[0] == "In this session:" and said[-1] == "all 0/13 points"
+    assert "08.5 plan 0/1 not checked yet, 1 before" in said and "08.1 cut 0/2" in said
+    assert before.startswith("Best so far, with earlier sessions:\n") and "1/13 points" in before
 
 
 def test_progress_of_a_homework_counts_its_tasks_and_no_others(capsys, tmp_path):
