@@ -9,27 +9,36 @@ from course.check.exercise import random
 from course.check.listen import listen
 from lib import comm
 
-UNFINISHED, AT_ONCE, BY = "messages that were not waited for", "messages in flight at once", "sent by"
+WAITED, AT_ONCE, BY = "waited for", "messages in flight at once", "sent by"
+ALL, SOME = "every message", "not every message"
 POINT_TO_POINT, COLLECTIVE = "point-to-point messages", "a collective"
-FACTS = {UNFINISHED: 0, AT_ONCE: 1, BY: POINT_TO_POINT}
+FACTS = {WAITED: ALL, AT_ONCE: 1, BY: POINT_TO_POINT}
 
 
 def inputs(generator, n):
     # Of six ranks, 1 makes one cycle, 2 makes two cycles of three ranks, and 3 makes three cycles of two.
-    return [{"x": random(generator, 3), "shifts": [1, -1, 3, 2, n, 1 - n]} for _ in range(n)]
+    shifts = [1, -1, 3, 2, n, 1 - n, 0, n + 2, 2 - 3 * n]
+    return [{"x": random(generator, 2, 3), "shifts": shifts} for _ in range(n)]
 
 
 def body(answer, group, given):
-    at_once = [0]
+    at_once, found = [0], {}
     heard = listen(on_wait=lambda call: at_once.append(1 + heard.unfinished))
-    found = {f"shift(x, {k}, group)": answer(given["x"].clone(), k, group) for k in given["shifts"]}
-    found |= {UNFINISHED: heard.unfinished, AT_ONCE: max(at_once)}
+    for k in given["shifts"]:
+        before = len(heard.sent)
+        found[f"shift(x, {k}, group)"] = answer(given["x"].clone(), k, group)
+        found[f"ranks sent to with k = {k}"] = sorted({rank for rank, _ in heard.sent[before:]})
+    found |= {WAITED: SOME if heard.unfinished else ALL, AT_ONCE: max(at_once)}
     return found | {BY: COLLECTIVE if heard.collectives else POINT_TO_POINT}
 
 
 def reference(given):
-    n = len(given)
-    return [{f"shift(x, {k}, group)": given[r - k % n]["x"] for k in g["shifts"]} for r, g in enumerate(given)]
+    ranks = []
+    for r, g in enumerate(given):
+        n, moved = len(given), {f"shift(x, {k}, group)": given[r - k % len(given)]["x"] for k in g["shifts"]}
+        to = {f"ranks sent to with k = {k}": [(r + k) % n] if k % n else [] for k in g["shifts"]}
+        ranks.append(moved | to)
+    return ranks
 
 
 def shift(x, k, group):
@@ -73,6 +82,36 @@ def these_first(count):
     return program
 
 
+def in_steps(x, k, group):
+    """One rank further, k times."""
+    for _ in range(k % group.size):
+        x = shift(x, 1, group)
+    return x
+
+
+def in_a_row(x, k, group):
+    """As if no rank followed the last."""
+    dst, src, ranks = group.rank + k, group.rank - k, range(group.size)
+    if k and dst in ranks:
+        comm.send(x, group, dst).wait()
+    return comm.recv(x, group, src).wait() if k and src in ranks else x
+
+
+def into_x(count):
+    """`these_first`, which receives into the tensor that it sends."""
+
+    def program(x, k, group):
+        rank, n, got = group.rank, group.size, x
+        for sends in (rank < count(k, n), rank >= count(k, n)) if k % n else ():
+            if sends:
+                dist.send(x, (rank + k) % n)
+            else:
+                dist.recv(got, (rank - k) % n)
+        return got
+
+    return program
+
+
 # The most common mistake first: a program that hangs takes seconds to run.
 MISTAKES = """
 hangs
@@ -103,7 +142,7 @@ hangs
 => False
     All ranks wait in recv, so no rank starts its send.
         Some ranks of each cycle must send first.
-in messages that were not waited for: comm.recv(x, group, src).wait() => comm.recv(x, group, src)
+in waited for: comm.recv(x, group, src).wait() => comm.recv(x, group, src)
     You started a send or a receive and did not wait for it. Until its wait() returns, the sent tensor must not change
     and the received tensor must not be read.
         Wait for it before you start the next.
@@ -112,16 +151,35 @@ if sends_first: => if False:
 if not sends_first: => if False:
     The result is right, with two messages of a rank in flight at once. Here only their order may prevent the deadlock.
         Wait for the first before you start the second.
+in sent by, shift(:
 lambda x, k, group: comm.all_gather(x[None], group)[(group.rank - k) % group.size]
-    The result is right, and a collective sends every tensor to every rank. Each rank needs one.
+    The result is right, and a collective moved the tensors. This task is about the two calls below it.
         Use send and recv.
+in shift(, k = 2, k = 3:
+in_steps
+    The result is right, and your tensor goes over the ranks between, one rank further in each message.
+        Send it to rank r + k at once: one message for each rank.
+in shift(, sent to:
 lambda x, k, group: shift(x, -k, group)
     You shift in the opposite direction.
         Rank r sends to rank r + k, so it receives from rank r - k.
+lambda x, k, group: shift(x, abs(k), group)
+    A negative k shifts as a positive one does. It shifts in the opposite direction.
+        Keep the sign of k: (r + k) % n is a rank for any k.
+in_a_row
+    Your ranks form a row: the last ones send to nobody, and the first ones keep their own x.
+        Ranks are counted modulo n, so rank 0 follows the last: (r + k) % n.
 return received => return x
-or lambda x, k, group: x
-    Each rank still has its own x.
+    You send and receive, and each rank returns its own x.
         Return the received tensor: wait() of recv returns it.
+lambda x, k, group: x
+    Each rank returns its own x, and sends nothing.
+        Send x to rank r + k, and return what you receive from rank r - k.
+comm.recv(x, group, src).wait() => dist.recv(x, src); received = x
+or into_x(gcd)
+or into_x(lambda k, n: n // 2)
+    Some ranks receive into x before they send it, and send on what they received.
+        Receive into a new tensor, such as torch.empty_like(x).
 lambda x, k, group: shift(x, 1, group)
 or lambda x, k, group: shift(x, 1, group) if k % group.size else x
     You always send to the next rank.
@@ -137,4 +195,5 @@ EXERCISE = exercise(
     points=2,
     right=(shift, one_after_the_other, these_first(gcd), these_first(lambda k, n: n // 2)),
     ranks=(6,),
+    tolerances={"shift(": 0},
 )

@@ -9,10 +9,11 @@ from course.check.listen import listen
 from lib import comm
 
 RESULT, KEPT, BY = "chunk of the sum", "x afterwards", "sent by"
-BYTES, MESSAGES, PEERS, UNFINISHED = "bytes sent", "messages sent", "ranks sent to", "calls that were not waited for"
+BYTES, MESSAGES, PEERS, WAITED = "bytes sent", "messages sent", "ranks sent to", "waited for"
+ALL, SOME = "every call", "not every call"
 SAME, CHANGED = "as before", "changed"
 POINT_TO_POINT, COLLECTIVE = "point-to-point messages", "a collective"
-FACTS = {BY: POINT_TO_POINT, KEPT: SAME, UNFINISHED: 0}
+FACTS = {BY: POINT_TO_POINT, KEPT: SAME, WAITED: ALL}
 
 
 def inputs(generator, n):
@@ -28,7 +29,7 @@ def body(answer, group, given):
         MESSAGES: len(heard.sent),
         PEERS: len({rank for rank, _ in heard.sent}),  # tells apart mistakes, and is not part of the answer
         KEPT: SAME if torch.equal(x, given["x"]) else CHANGED,
-        UNFINISHED: heard.unfinished,
+        WAITED: SOME if heard.unfinished else ALL,
     }
 
 
@@ -89,20 +90,25 @@ def in_chunks(x, peer, group):
 
 
 MISTAKES = """
-in sent by: comm.reduce_scatter
+in sent by, chunk of the sum: comm.reduce_scatter
     The result is right, and a collective computed it.
         Write it with send, recv and exchange.
-in calls that were not waited for:
+in waited for:
 peer = group.rank ^ distance => sending = comm.send(theirs, group, group.rank ^ distance)
 comm.exchange({peer: theirs}, {peer: mine}, group).wait()[peer] => comm.recv(mine, group, group.rank ^ distance).wait()
     A send or a receive was started and not waited for.
         Keep the handle, and wait() before you use or change the tensor.
 in all:
 x = mine + got => x = mine.add_(got)
-    The result is right, and you change x: a chunk is a view, and add_ or += writes into x.
+    The result is right, and x has changed. x.chunk(2) gives views: add_, += or a receive into one writes into x.
         Add into a new tensor.
+distance = group.size // 2 => x = x.float(); distance = group.size // 2
+or distance = group.size // 2 => x = x.float(); distance = group.size // 2
+return x => return x.double()
+    You add and send in float32: half of the bytes, and half of the digits.
+        Keep the dtype of x: a new tensor is float32 unless it is told its dtype.
 ring
-    The result and the bytes are right, with a ring: n - 1 messages from each rank to its right neighbour.
+    The result and the bytes are right, with a ring: n - 1 messages from each rank to one neighbour.
         Halving needs log2 n messages: in each round, send one message to rank r ^ d.
 directly
     The result and the bytes are right, and each rank sends a message to each of the n - 1 others.
@@ -135,6 +141,9 @@ distance //= 2 => distance *= 2
     The sums are complete, and on the wrong ranks: chunk 1 is on rank n/2. Your partners are at distance 1, 2, 4, …
     while the halves are cut from the largest to the smallest.
         Begin at distance n/2.
+{peer: theirs} => {peer: mine}
+    Each rank sends the half that it keeps. The numbers that its partner needs are in the other half.
+        Send the half that the partner's side takes over.
 x = mine + got => x = mine
     You return your own chunk of x, and nothing was added.
         Add each received half to the half that you keep.

@@ -1,5 +1,6 @@
 """02.4: shards of unequal length gathered on all ranks, in torch.distributed itself."""
 
+import sys
 from dataclasses import replace
 from functools import partial
 
@@ -7,11 +8,13 @@ import torch
 from torch import distributed as dist
 
 from course.check.edits import exercise
-from course.check.exercise import AS_NEEDED, everywhere, random, with_variants
+from course.check.exercise import everywhere, random, whole, with_variants
 from course.check.listen import listen, raw
 
-RESULT, SENT, UNFINISHED = "all shards", "what was sent", "calls that were not waited for"
-FACTS = {SENT: AS_NEEDED, UNFINISHED: 0}
+RESULT, LONG, SENT_AS, WAITED = "all shards", "all shards, some longer", "sent as", "waited for"
+TENSORS, PICKLED = "tensors", "pickled objects"
+ALL, SOME = "every call", "not every call"
+FACTS = {SENT_AS: TENSORS, WAITED: ALL}
 
 
 def inputs(generator, n):
@@ -21,16 +24,29 @@ def inputs(generator, n):
     shards = [random(generator, length) for length in lengths]
     for shard in shards:
         shard[1:2] = 0
-    return [{"x": shard, "longest": max(lengths)} for shard in shards]
+    # No fixed length will do for these, and no value that stands for padding: each ends with NaN.
+    longer = [random(generator, whole(generator, 1, 3000)) for _ in shards]
+    for shard in longer:
+        shard[-1] = torch.nan
+    return [{RESULT: shard, LONG: long} for shard, long in zip(shards, longer, strict=True)]
 
 
 @raw
 def body(answer, group, given):
-    heard = listen()
-    result = answer(given["x"].clone())
-    # Twice the padded shards and the lengths: an all-reduce is fine, pickled objects are larger.
-    most = 2 * (group.size - 1) * (8 * given["longest"] + 16)
-    return {RESULT: result, SENT: heard.amount(group.size, most), UNFINISHED: heard.unfinished}
+    sent_as = {TENSORS}
+    heard = listen(lambda call: sent_as.add(PICKLED if is_pickled() else TENSORS))
+    found = {name: answer(x.clone()) for name, x in given.items()}
+    return found | {SENT_AS: PICKLED if PICKLED in sent_as else TENSORS, WAITED: SOME if heard.unfinished else ALL}
+
+
+def is_pickled():
+    """Whether torch sends this in a function such as `all_gather_object` or `broadcast_object_list`."""
+    frame = sys._getframe()
+    while frame:
+        if "_object" in frame.f_code.co_name and frame.f_globals.get("__name__", "").startswith("torch.distributed"):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def last_rank_first(shards):
@@ -92,15 +108,17 @@ def by_all_reduce(x):
 
 
 MISTAKES = """
-in calls that were not waited for: dist.all_gather(rows, padded) => dist.all_gather(rows, padded, async_op=True)
+in waited for: dist.all_gather(rows, padded) => dist.all_gather(rows, padded, async_op=True)
 or rows = [torch.empty_like(padded) for _ in range(n)] => rows = [x.new_zeros(int(k)) for k in lengths]
 dist.all_gather(rows, padded) => exchanging(x, rows)
     A call was started and not waited for. The handle of isend, irecv or async_op=True has a method wait().
         Call it before you read the tensors, and before you return.
-dist.all_gather(rows, padded) => dist.all_gather_object(rows, x)
-    The result is right, and you send several times the bytes needed: functions whose names end in _object pickle the
-    tensor.
+in all shards, sent as: dist.all_gather(rows, padded) => dist.all_gather_object(rows, x)
+or dist.all_gather(lengths, torch.tensor([len(x)])) => dist.all_gather_object(lengths, len(x))
+    The result is right, and something is sent by a function with _object in its name. It pickles, which multiplies the
+    bytes of a small tensor.
         Send the lengths as one tensor, then the values.
+in all shards:
 rows[i][: lengths[i]] => rows[i]
     You return the padding too: n times the longest shard.
         Cut each received tensor to the length of its shard.
@@ -113,6 +131,10 @@ rows[i][: lengths[i]] => rows[i][: len(x)]
 rows[i][: lengths[i]] => rows[i][rows[i] != 0]
     You removed zeros to remove the padding. A shard can contain a 0, and loses it.
         Cut by length, not by value.
+torch.zeros(longest, dtype=x.dtype) => torch.full((longest,), torch.nan, dtype=x.dtype)
+rows[i][: lengths[i]] => rows[i][~rows[i].isnan()]
+    You removed NaN to remove the padding. A shard can contain a NaN, and loses it.
+        Cut by length, not by value.
 [torch.empty_like(padded) for _ in range(n)] => [torch.empty_like(padded)] * n
     Every shard is the last rank's: [t] * n is one tensor n times, and each receive overwrites it.
         Allocate n tensors.
@@ -124,7 +146,10 @@ or for i in range(n) => for i in sorted(range(n), key=dist.get_rank().__eq__)
 for i in range(n) => for i in range(n) if i != dist.get_rank()
     Your own shard is missing. Ranks send to the others.
         Add your own x in its place.
-in all shards: return torch.cat => return None if dist.get_rank() else torch.cat
+return torch.cat([rows[i][: lengths[i]] for i in range(n)]) => return [rows[i][: lengths[i]] for i in range(n)]
+    You return the shards in a list.
+        Join them to one flat tensor, with torch.cat.
+return torch.cat => return None if dist.get_rank() else torch.cat
     Only rank 0 returns the shards.
         All ranks need them: all_gather instead of gather.
 """
@@ -142,11 +167,10 @@ def row(join=torch.cat, task=""):
         return replace(mistake, wrong=replace(mistake.wrong, text=text))
 
     def reference(given):
-        return everywhere({RESULT: join([g["x"] for g in given])}, given)
+        return everywhere({name: join([g[name] for g in given]) for name in (RESULT, LONG)}, given)
 
-    one = exercise(
-        globals() | {"reference": reference}, points=3, right=(gather_shards, *by_works, by_all_reduce), task=task
-    )
+    right, as_given = (gather_shards, *by_works, by_all_reduce), {RESULT: 0}
+    one = exercise(globals() | {"reference": reference}, points=3, right=right, tolerances=as_given, task=task)
     return replace(one, right=tuple(map(in_order, one.right)), mistakes=tuple(map(wrong_in_order, one.mistakes)))
 
 

@@ -38,6 +38,20 @@ MISTAKES = """
 returns (n - 1).bit_length() * payload_bytes
     ⌈log₂ n⌉·S are the bytes of rank 0, the busiest.
         Count this rank's messages: one to its parent, one to each child.
+returns 2 * (n - 1).bit_length() * payload_bytes
+    2⌈log₂ n⌉·S is a message in every round, up and down. The tree has that many rounds, and no rank sends in all of
+    them.
+        Count this rank's messages: one to its parent, one to each child.
+returns 2 * (n - 1) * payload_bytes
+    2(n-1)·S are the bytes of all ranks together.
+        Count this one's messages: one to its parent, one to each child.
+returns 2 * payload_bytes
+or returns payload_bytes * (2 if rank else (n - 1).bit_length())
+    2S is one message up and one down, which is right for a rank with one child. Others have more, or none.
+        Rank r + d is a child if 2d divides r, and if r + d < n.
+returns payload_bytes * (1 if rank else (n - 1).bit_length())
+    Only rank 0 sends the result in your count. It has no messages for the children of others.
+        A rank that received the sum sends it to each of its own children.
 returns 2 * (n - 1) / n * payload_bytes
     You give every rank the mean of all, 2(n-1)/n · S. Tree ranks send different amounts.
         Count this one's messages.
