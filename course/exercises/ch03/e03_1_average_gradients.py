@@ -99,7 +99,7 @@ comm.all_reduce(mine, group, op="mean") => mean if (mean := comm.all_reduce(mine
     moves the weight by its moments.
         Ask the ranks whether they have one; the values cannot tell.
 p.grad = comm.all_reduce(mine, => comm.all_reduce(mine,
-    Each rank still has its own gradient. all_reduce returns a new tensor.
+    Each rank still has its own gradients. all_reduce returns a new tensor.
         Assign the result to p.grad.
 comm.all_reduce(mine, group, op="mean") => comm.broadcast(mine, group, src=0)
     All ranks have the gradient of rank 0: a broadcast copies one rank's tensor. The mean needs all.
@@ -124,4 +124,9 @@ or comm.all_reduce(here, group)  # that => comm.all_reduce(here, group, op="mean
     The count is only compared with 0.
 """
 
-EXERCISE = exercise(globals(), points=2, right=(average_gradients, by_torch_distributed, in_one_message))
+EXERCISE = exercise(
+    globals(),
+    points=2,
+    right=(average_gradients, by_torch_distributed, in_one_message),
+    tolerances={"weights": 0},
+)

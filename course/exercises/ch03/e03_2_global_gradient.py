@@ -10,8 +10,7 @@ from lib import comm
 
 def inputs(generator, n):
     counts = [2 + 3 * r for r in range(n)]
-    if n == 4:
-        counts[1] = 0  # a rank without samples
+    counts[1] = 0  # a rank without samples
     return [{"sum": random(generator, 4, 3) * count, "count": count} for count in counts]
 
 
@@ -34,7 +33,15 @@ def by_weights(g, count, group):
     return comm.all_reduce(g / max(count, 1) * share, group)
 
 
+def without_the_empty_rank(g, count, group):
+    return global_gradient(g, count, group) if count else g
+
+
 MISTAKES = """
+hangs
+without_the_empty_rank
+    A rank without samples returns before the others communicate, and they wait for it.
+        Its sum is zeros and its count is 0: it takes part in every collective like all others.
 comm.all_reduce(gradient_of_sum, group) / total => comm.all_reduce(gradient_of_sum / max(count, 1), group, op="mean")
     That is the mean of the ranks' means: few samples count too much.
         Add up the sums and the counts, then divide once.
@@ -50,6 +57,12 @@ torch.tensor(count), group => torch.tensor(float(count)), group, op="mean"
 comm.all_reduce(gradient_of_sum, group) => comm.all_reduce(gradient_of_sum, group, op="mean")
     The gradient is n times too small: you averaged the sums over the ranks.
         Add them up.
+comm.all_reduce(gradient_of_sum, group) / total => comm.all_reduce(gradient_of_sum, group, op="mean")
+    You divided the sum over all samples by the number of ranks.
+        Divide it by the number of samples of all ranks.
+=> gradient_of_sum / total
+    Each rank has its own share of the gradient: its sum, divided by the count of all ranks.
+        Add the sums up over the ranks.
 / total =>
 returns result / count if count else ANYTHING
     You divided the sum over all ranks by this rank's own count: each rank differs.

@@ -1,6 +1,6 @@
 """03.3: averages of gradients in buckets, sent while backward goes on."""
 
-from itertools import chain, islice
+from itertools import islice
 
 import torch
 from torch import distributed as dist
@@ -10,10 +10,12 @@ from course.check.exercise import everywhere, random
 from course.check.listen import listen
 from lib import comm
 
-STREAM = ((4,), (2, 3), (3,), (5, 4), (4, 2), (2,), (3, 3), (2,))
+STREAM = ((4,), (2, 3), (3,), (3, 3), (5, 4), (4, 2), (3, 5), (7,), (5,), (6,), (2,))
 ROOM = 12  # elements in a bucket
-ENDS = (2, 3, 4, 6, 8)  # how many gradients there are when each bucket is full
-TOO_FULL = (3, 4, 7, 8)  # and if each takes one that does not fit
+# How many gradients there are when each bucket leaves: those of FULL are full then, or hold one that is larger. Any
+# other leaves when the next gradient turns out not to fit, the last one at the end.
+ENDS, FULL = (2, 4, 5, 6, 7, 9, 11), (4, 5, 7, 9)
+TOO_FULL = (3, 5, 7, 9, 11)  # if a bucket takes the gradient that does not fit
 RIGHT = "each bucket as it fills"
 FACTS = {"what was sent when": RIGHT}
 
@@ -35,26 +37,27 @@ def body(answer, group, given):
 
     listen(lambda call: starts.append(made), lambda call: waits.append(made))
     averages = answer(backward(), ROOM * 8, group)
-    return {"averages": None if averages is None else list(averages), "what was sent when": describe(starts, waits)}
+    return {"averages": averages, "what was sent when": describe(starts, waits)}
 
 
 def describe(starts, waits):
     end = len(STREAM) + 1
     if any(made < end for made in waits):
-        return "a wait before the last gradient"
+        return "a wait before the iterator ended"
     if len(starts) == len(STREAM):
         return "one message for each gradient"
     if all(made == end for made in starts):
         return "all messages after the last gradient"
-    # A bucket leaves with its last gradient, or when the next one turns out not to fit.
-    for ends, most, name in (
-        (ENDS, 1, RIGHT),
-        (TOO_FULL, 1, "buckets that hold more than they may"),
-        (ENDS, end, "buckets that leave later than they could"),
+    for ends, full, most, name in (
+        (ENDS, FULL, 1, RIGHT),
+        (ENDS, (), 1, "a full bucket leaves one gradient later than it could"),
+        (TOO_FULL, TOO_FULL, 1, "buckets that take a gradient that does not fit"),
+        (ENDS, (), end, "buckets that leave later than they could"),
     ):
-        if len(starts) == len(ends) and all(0 <= made - e <= most for made, e in zip(starts, ends)):
+        late = [made - e for made, e in zip(starts, ends)]
+        if len(starts) == len(ends) and all(0 <= x <= most * (e not in full) for x, e in zip(late, ends)):
             return name
-    return f"{len(starts)} messages where {len(ENDS)} do"
+    return f"{len(starts)} messages where {len(ENDS)} do, after {', '.join(map(str, starts))} gradients"
 
 
 def reference(given):
@@ -92,14 +95,21 @@ def overlapped(gradients, bucket_bytes, group):
 
 
 def by_torch_distributed(gradients, bucket_bytes, group):
-    """A full bucket leaves when the next gradient does not fit."""
     bucket, started, averages = [], [], []
-    for g in chain(gradients, [None]):
-        if g is None or bucket and sum(x.nbytes for x in [*bucket, g]) > bucket_bytes:
+
+    def leave():
+        if bucket:
             flat = torch.cat([x.flatten() for x in bucket])
-            started.append((bucket, flat, dist.all_reduce(flat, async_op=True)))
-            bucket = []
+            started.append((bucket[:], flat, dist.all_reduce(flat, async_op=True)))
+            bucket.clear()
+
+    for g in gradients:
+        if sum(x.nbytes for x in [*bucket, g]) > bucket_bytes:
+            leave()
         bucket.append(g)
+        if sum(x.nbytes for x in bucket) >= bucket_bytes:
+            leave()
+    leave()
     for some, flat, work in started:
         work.wait()
         pieces = flat.div(dist.get_world_size()).split([g.numel() for g in some])
@@ -120,19 +130,34 @@ for g in gradients: => for g in list(gradients):
         Do not collect the iterator into a list; start a bucket while you loop.
 comm.all_reduce_start(flat, group, op="mean") => comm.all_reduce(flat, group, op="mean")
 all_reduce.wait() => all_reduce
-    The averages are right, but you wait for an all-reduce before the last gradient exists, and backward stops
-    meanwhile.
+    The averages are right, but you wait for an all-reduce before the iterator ends, and backward stops meanwhile.
         Keep the return value of all_reduce_start, and wait after the loop.
 if held_bytes >= bucket_bytes: => if True:
     The averages are right, but each gradient is sent alone and pays its own latency.
         Put several into one torch.cat.
+if held_bytes >= bucket_bytes: => if False:
+    The averages are right, but a full bucket waits until backward has made one more gradient.
+        After you add a gradient, look whether the bucket is full, and start it before you take the next.
+> bucket_bytes => >= bucket_bytes
+    The averages are right, but a gradient that fills the bucket exactly begins a new one.
+        It fits: a bucket may hold bucket_bytes. Send the bucket first only if it would hold more.
+if bucket and held_bytes + size_bytes > bucket_bytes: => if bucket and size_bytes <= bucket_bytes < held_bytes + size_bytes:
+if held_bytes >= bucket_bytes: => if held_bytes == bucket_bytes:
+    The averages are right, but a gradient larger than a bucket does not travel alone.
+        Send what the bucket holds before it, and start it by itself at once.
 if bucket and held_bytes + size_bytes > bucket_bytes: => if False:
     The averages are right, but a bucket takes a gradient that no longer fits.
         Look at the size of the next gradient before you add it: if it does not fit, send the bucket first.
 for g in gradients: => for g in two_ahead(gradients):
-    The averages are right, but a full bucket waits while you take more.
-        Start its all-reduce before the next gradient.
+    The averages are right, but buckets leave late: you take further gradients before you start what is ready.
+        Start the all-reduce of a full bucket before you take the next gradient.
+returns result[::-1]
+    The averages are right, but not in the order in which the gradients came.
+        Go through the buckets in the order in which you sent them.
 in averages:
+piece.view_as(g) => piece
+    The averages are right, but flat.
+        Give each the shape of its gradient: view_as.
 if bucket: => if False:
     The last bucket was never sent: its gradients are missing. It is not full at the end.
         Send it after the loop.
@@ -143,9 +168,6 @@ return averages => return averages + bucket
 op="mean" => op="sum"
     You summed and did not divide by the number of ranks.
         Use op="mean".
-returns result[::-1]
-    The averages are right, but not in the order in which the gradients came.
-        Go through the buckets in the order in which you sent them.
 """
 
 EXERCISE = exercise(globals(), points=3, right=(overlapped, by_torch_distributed), ranks=(3, 4, 5))

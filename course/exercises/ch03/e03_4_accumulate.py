@@ -1,17 +1,21 @@
-"""03.4: gradients of several microbatches, sent once."""
+"""03.4: gradients of several microbatches, one at a time in memory, sent once."""
 
 import torch
 from torch import nn
+from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.functional import mse_loss
 
 from course.check.edits import exercise
-from course.check.exercise import DTYPE, everywhere, random
+from course.check.exercise import AS_NEEDED, DTYPE, everywhere, random
 from course.check.listen import listen
-from lib import comm
+from course.exercises.ch08.e08_4_accumulate import Saved
+from lib import comm, cost
 
 MICROBATCHES = 5  # no number of ranks, so that a factor identifies a mistake; more than parameters: see `body`
 ONCE, EACH_TIME = "at most one message for each parameter", "more than one message for each parameter"
-FACTS = {"how often was sent": ONCE}
+OFTEN, SENT, ROWS, KEPT = "how often was sent", "bytes sent", "a forward takes", "microbatches that wait for backward"
+ONE, SEVERAL = "one microbatch", "several microbatches"
+FACTS = {OFTEN: ONCE, SENT: AS_NEEDED, ROWS: ONE, KEPT: ONE}
 
 
 def inputs(generator, n):
@@ -29,13 +33,32 @@ def model_of(weights):
 
 
 def body(answer, group, given):
-    model, messages = model_of(given["weights"]), []
-    listen(lambda call: messages.append(1))
-    answer(model, given["microbatches"], mse_loss, group)
+    model, messages, rows = model_of(given["weights"]), [], []
+    heard = listen(lambda call: messages.append(1))
+    model.register_forward_pre_hook(lambda module, given: rows.append(len(given[0])))
+    (x, y), *_ = given["microbatches"]
+    alone = most_saved(lambda: mse_loss(model(x), y).item())
+    most = most_saved(lambda: answer(model, given["microbatches"], mse_loss, group))
     params = list(model.parameters())
     # Even one flat message for each of the microbatches is more than one for each of the parameters.
     often = ONCE if len(messages) <= len(params) else EACH_TIME
-    return {"gradients": [p.grad for p in params], "how often was sent": often}
+    # An all-gather of the gradients sends up to twice the bytes of an all-reduce.
+    once = cost.wire_bytes("all_reduce", sum(p.nbytes for p in params), group.size)
+    return {
+        "gradients": [p.grad for p in params],
+        OFTEN: often,
+        SENT: heard.amount(group.size, 3 * once),
+        ROWS: SEVERAL if max(rows) > len(x) else ONE,
+        KEPT: SEVERAL if most > 1.2 * alone else ONE,
+    }
+
+
+def most_saved(step):
+    """The most bytes that were saved for backward at any time."""
+    saved = Saved()
+    with saved_tensors_hooks(saved.pack, lambda held: held.tensor):
+        step()
+    return saved.most
 
 
 def reference(given):
@@ -62,11 +85,42 @@ def in_one_message(model, microbatches, loss_fn, group):
         p.grad = piece.view_as(p)
 
 
+def gathered(model, microbatches, loss_fn, group):
+    """The graph of each loss ends with its loop turn; every rank gathers all gradients and takes the mean itself."""
+    for x, y in microbatches:
+        with torch.no_grad():
+            loss_fn(model(x), y)  # a look at the loss, without a graph
+        loss = loss_fn(model(x), y)
+        loss.backward()
+    for p in model.parameters():
+        p.grad = comm.all_gather(p.grad[None], group).mean(0) / len(microbatches)
+
+
 def after_each_microbatch(model, microbatches, loss_fn, group):
     for x, y in microbatches:
         (loss_fn(model(x), y) / len(microbatches)).backward()
         for p in model.parameters():
             p.grad = comm.all_reduce(p.grad, group, op="mean")
+
+
+def before_one_backward(model, microbatches, loss_fn, group):
+    sum(loss_fn(model(x), y) / len(microbatches) for x, y in microbatches).backward()
+    accumulate(model, [], loss_fn, group)
+
+
+def as_one_batch(model, microbatches, loss_fn, group):
+    x, y = (torch.cat(parts) for parts in zip(*microbatches, strict=True))
+    accumulate(model, [(x, y)], loss_fn, group)
+
+
+def all_of_them_sent(model, microbatches, loss_fn, group):
+    for p in (params := list(model.parameters())):
+        p.grad = torch.zeros_like(p)
+    for x, y in microbatches:
+        for p, gradient in zip(params, torch.autograd.grad(loss_fn(model(x), y), params), strict=True):
+            p.kept = [*getattr(p, "kept", []), gradient]
+    for p in params:
+        p.grad = comm.all_reduce(torch.stack(p.kept), group, op="mean").mean(0)
 
 
 MISTAKES = f"""
@@ -86,9 +140,33 @@ op="mean" => op="sum"
 op="mean" => op="sum"
     Too large by ranks times microbatches: nothing was divided.
         Divide each loss by the number of microbatches, and take the mean over the ranks.
-in all: after_each_microbatch
+model.parameters(): => []:
+or p.grad = comm.all_reduce(p.grad, group, op="mean") => comm.all_reduce(p.grad, group, op="mean")
+    Each rank has the mean over its own microbatches: no mean over the ranks is in p.grad.
+        All-reduce each gradient after the loop, and assign the result: comm.all_reduce does not change its argument.
+(loss_fn(model(x), y) => model.zero_grad(); (loss_fn(model(x), y)
+    Only the last microbatch is in the gradients: they are emptied before each backward, and their sum is then divided
+    by the number of microbatches.
+        Backward must add to p.grad here: zero_grad belongs between two steps.
+(loss_fn(model(x), y) / len(microbatches)) => model.zero_grad(); loss_fn(model(x), y)
+    You have the gradient of the last microbatch alone: gradients are emptied before each backward.
+        Backward must add to p.grad here, one microbatch's share at a time.
+in all:
+before_one_backward
+    The gradients are right, but all forwards run before the first backward: the graphs of all microbatches are in
+    memory together, as with the batch that does not fit.
+        Run backward with each microbatch's own loss before the next one's forward.
+as_one_batch
+    The gradients are right, but you put all microbatches into one batch, and that is the batch that does not fit into
+    memory.
+        Run forward and backward of one microbatch before the next.
+all_of_them_sent
+    The gradients are right, but you send the gradients of each microbatch: as many times the bytes as there are
+    microbatches.
+        Add them up on each rank first.
+after_each_microbatch
     The gradients are right, and you send them several times: you communicate after every microbatch.
         The weights do not change in between, so communicating after the last is enough.
 """
 
-EXERCISE = exercise(globals(), points=2, right=(accumulate, in_one_message))
+EXERCISE = exercise(globals(), points=2, right=(accumulate, in_one_message, gathered))

@@ -7,6 +7,8 @@ from itertools import count
 import torch
 from torch import distributed as dist
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from course.check.edits import exercise
 from course.check.exercise import DTYPE, everywhere, random
@@ -17,8 +19,10 @@ TURNED, FROZEN, USED_ONCE = 2, 3, 4  # its gradient is not contiguous; not train
 BUCKETS = ((0, 1), (2, 3), (4, 5))
 SIZES = [128, 96, 56]  # bytes of each bucket, without the frozen parameter
 ANSWERS = count()  # names each run of an answer alike on all ranks
-TOGETHER, MINE = "all buckets together", "untouched until the first wait"
-FACTS = {"what was sent": SIZES, "all-reduces in flight": TOGETHER}
+TOGETHER, ALONE = "all buckets together", "left alone until its wait"
+READ, WRITTEN = "read before its wait", "written before its wait"
+IN_FLIGHT = "a tensor that an all-reduce may still write to"
+FACTS = {"what was sent": SIZES, "all-reduces in flight": TOGETHER, IN_FLIGHT: ALONE, "parameters": "as they were"}
 
 
 def inputs(generator, n):
@@ -34,34 +38,72 @@ def body(answer, group, given):
     params = [nn.Parameter(torch.zeros(s, dtype=DTYPE), requires_grad=i != FROZEN) for i, s in enumerate(SHAPES)]
     for i, (p, g) in enumerate(zip(params, given["gradients"])):
         p.grad = (g.T.contiguous().T if i == TURNED else g.clone()) if used(i, group.rank) else None
-    kept = [p.grad for p in params]  # alive, so that no new tensor gets the id of one of them
-
-    def state():
-        """Which tensors the gradients are, and how often each was written to."""
-        return [(id(p.grad), getattr(p.grad, "_version", 0)) for p in params]
-
-    seen, events = [state()], []
-    store, number = dist.distributed_c10d._get_default_store(), next(ANSWERS)
+    before = [(p.requires_grad, p.detach().clone()) for p in params]
+    events, store, number = [], dist.distributed_c10d._get_default_store(), next(ANSWERS)
     ranks = [f"03.5, answer {number}, rank {rank}" for rank in range(group.size)]
+    watch = InFlight()
+
+    def starts(call):
+        watch.begin(call)
+        events.append("start")
 
     def waits(call):
         store.set(ranks[group.rank], "waits")
-        seen.append(state())
+        watch.end(call)
         events.append("wait")
 
-    heard = listen(lambda call: events.append("start"), waits)
+    heard = listen(starts, waits)
     if group.rank == group.size - 1:  # sends when the others wait, or are done: what they read before had not arrived
         with suppress(RuntimeError):
             store.wait(ranks[:-1], timedelta(seconds=1))
-    answer([[params[i] for i in bucket] for bucket in BUCKETS])
+    with watch:
+        answer([[params[i] for i in bucket] for bucket in BUCKETS])
     store.set(ranks[group.rank], "is done")
-    del kept
+    same = all(p.requires_grad == asks and torch.equal(p, x) for p, (asks, x) in zip(params, before, strict=True))
     return {
         "gradients": [p.grad for p in params],
         "what was sent": sent(heard.calls),
         "all-reduces in flight": in_flight(events),
-        "gradients at the first wait": MINE if seen[:1] == seen[1:2] else "written before the first wait",
+        IN_FLIGHT: watch.found,
+        "parameters": "as they were" if same else "changed",
     }
+
+
+class InFlight(TorchDispatchMode):
+    """Sees each function that reads or writes a tensor between the start of its all-reduce and the wait for it.
+
+    A function that returns a view, such as `split`, does neither.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.calls, self.found = [], ALONE  # of each call in flight, the call and the addresses of its tensors
+
+    def begin(self, call):
+        self.calls.append((call, set()))
+
+    def end(self, call):
+        self.calls = [one for one in self.calls if one[0] is not call]
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        tensors = [x for x in tree_leaves((args, kwargs)) if torch.is_tensor(x)]
+        places = {x.untyped_storage().data_ptr() for x in tensors}
+        if func.namespace == "c10d":
+            if self.calls:
+                self.calls[-1][1].update(places)
+        elif not is_view(func):
+            in_flight = {place for _, of_call in self.calls for place in of_call}
+            first = {x.untyped_storage().data_ptr() for x in tree_leaves(args[:1]) if torch.is_tensor(x)}
+            if func._schema.is_mutable and first & in_flight:
+                self.found = WRITTEN
+            elif places & in_flight and self.found == ALONE:
+                self.found = READ
+        return func(*args, **(kwargs or {}))
+
+
+def is_view(func):
+    returned = [one.alias_info for one in func._schema.returns]
+    return any(alias is not None and not alias.is_write for alias in returned)
 
 
 def sent(calls):
@@ -98,6 +140,21 @@ def average_buckets(buckets):
             p.grad = piece.view_as(p)
 
 
+def in_views(buckets):
+    """The gradients are views of the flat tensors before these arrive, and are divided afterwards."""
+    started = []
+    for bucket in buckets:
+        params = [p for p in bucket if p.requires_grad]
+        flat = torch.cat([p.new_zeros(p.numel()) if p.grad is None else p.grad.reshape(-1) for p in params])
+        work = dist.all_reduce(flat, async_op=True)
+        for p, piece in zip(params, flat.split([p.numel() for p in params]), strict=True):
+            p.grad = piece.view_as(p)
+        started.append((flat, work))
+    for flat, work in reversed(started):
+        work.wait()
+        flat.div_(dist.get_world_size())
+
+
 def users(p):
     """How many ranks have a gradient of this parameter: one is recognised by its shape."""
     return 1 if p.shape == SHAPES[USED_ONCE] else dist.get_world_size()
@@ -106,13 +163,16 @@ def users(p):
 ALSO_RIGHT = """
 p.grad = piece.view_as(p) => p.grad = (torch.zeros_like(p) if p.grad is None else p.grad).copy_(piece.view_as(p))
     Into the gradients that are there.
+flat = torch.cat( => flat = 1 / dist.get_world_size() * torch.cat(
+flat /= dist.get_world_size() =>
+    Each rank divides before the all-reduce starts.
 """
 
 MISTAKES = """
-in in flight: work.wait() =>
-    No rank waits for its all-reduces: the gradients are read while bytes still arrive, and differ from run to run. With
-    async_op=True the call returns a Work.
-        Call its wait() before you read the tensor.
+in all-reduces in flight: work.wait() =>
+    Not every all-reduce is waited for: its tensor may be read while bytes still arrive, and the gradients differ from
+    run to run. With async_op=True the call returns a Work.
+        Keep every Work, and call its wait() before you read the tensor.
 dist.all_reduce(flat, async_op=True) => dist.all_reduce(flat, async_op=True).wait()
 work.wait() =>
     The means are right, but a bucket starts when the bucket before it is finished.
@@ -120,6 +180,9 @@ work.wait() =>
 for bucket in buckets: => for bucket in [[p] for p in sum(buckets, []) if p.requires_grad]:
     The means are right, but each parameter has its own all-reduce.
         Put a bucket's gradients into one torch.cat.
+for bucket in buckets: => for bucket in [sum(buckets, [])]:
+    The means are right, but all buckets travel in one flat tensor.
+        Send one for each bucket: then the first can leave before the last is full.
 if p.requires_grad =>
     The frozen parameter was sent and now has a gradient.
         Leave out what does not require one (p.requires_grad).
@@ -134,9 +197,14 @@ piece.view_as(p) => piece.view_as(p) / users(p)
 flat /= dist.get_world_size() =>
     The gradients are n times too large: an all-reduce sums.
         Divide by dist.get_world_size().
-in first wait: work.wait() => flat = flat.clone()
+in may still write to: work.wait() =>
+flat /= dist.get_world_size() => flat /= dist.get_world_size(); work.wait()
+    You divide by the number of ranks before the wait(). The all-reduce is not finished: it adds what other ranks send
+    to the tensor that you change, and the result differs from run to run.
+        Wait for a bucket, then divide its flat tensor.
+in may still write to: work.wait() => flat = flat.clone()
 p.grad = piece.view_as(p) => p.grad = piece.view_as(p); work.wait()
-    The gradients were read before the first wait(), while bytes arrived.
+    The flat tensors were read before their wait(), while bytes arrived.
         Wait for a bucket, then read its flat tensor.
 piece.view_as(p) => piece.view_as(p) if p.grad is None else p.grad; p.grad.flatten().copy_(piece)
     One gradient is still the rank's own: it is not contiguous. flatten() and reshape(-1) then return a copy, and
@@ -147,4 +215,4 @@ p.grad = piece.view_as(p) => pass
         Write the pieces back.
 """
 
-EXERCISE = exercise(globals(), points=1, right=(average_buckets,))
+EXERCISE = exercise(globals(), points=1, right=(average_buckets, in_views))

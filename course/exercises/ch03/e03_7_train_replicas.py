@@ -89,6 +89,13 @@ in gradients:
 comm.all_reduce(bucket, group, op="mean") => comm.all_reduce(bucket, group)
     The replicas are equal, and step with the sum of the gradients, n times too large. AdamW nearly hides that.
         Take the mean: a clip, a log of the norm, or another optimizer would feel the factor.
+in weights, gradients:
+torch.optim.AdamW(params, lr=0.01) => torch.optim.AdamW(params)
+    You train with another learning rate than 0.01: without lr= AdamW takes 0.001.
+        Pass lr=0.01.
+torch.optim.AdamW(params, lr=0.01) => torch.optim.Adam(params, lr=0.01)
+    You train with Adam, which does not decay the weights.
+        Use torch.optim.AdamW.
 in all:
 set_to_none=False =>
     The replicas still differ from step 2 on: then nothing of a rank's gradient is in the bucket. Where is the memory
@@ -107,10 +114,21 @@ optimizer.step() => optimizer.step(); replace_weights(params, lambda w: comm.all
     You average the weights after each step. The replicas are equal, but from step 2 on each steps with its own
     gradient, and AdamW is not linear: a mean of steps is not the step of the mean gradient.
         Repair the gradient.
+bucket.copy_(comm.all_reduce(bucket, group, op="mean")) => pass
+optimizer.step() => optimizer.step(); replace_weights(params, lambda w: comm.all_reduce(w, group, op="mean"))
+    You average the weights after each step, and no gradient. The replicas are equal, but each stepped with its own
+    gradient, and AdamW is not linear: a mean of steps is not the step of the mean gradient.
+        Average the gradients before the step; then all replicas take the same step.
+bucket.copy_(comm.all_reduce(bucket, group, op="mean")) => pass
+optimizer.step() => optimizer.step(); replace_weights(params, lambda w: comm.broadcast(w, group))
+    You broadcast the weights after each step, and average no gradient. The replicas are equal, and all ranks but one
+    train for nothing.
+        Average the gradients before the step; then all replicas take the same step.
 bucket.copy_(comm.all_reduce(bucket, group, op="mean")) => bucket = comm.all_reduce(bucket, group, op="mean")
-    The replicas now differ from step 1 on: each p.grad is the rank's own gradient, and the optimizer does not read the
-    bucket.
-        Either backward writes into the bucket, or its pieces are copied to p.grad after the all-reduce.
+or bucket.copy_(comm.all_reduce(bucket, group, op="mean")) => comm.all_reduce(bucket, group, op="mean")
+    The replicas now differ from step 1 on: each p.grad is the rank's own gradient, and no mean is in it.
+        Either backward writes into the bucket and the mean is copied into the bucket, or its pieces are copied to
+        p.grad after the all-reduce.
 """
 
 EXERCISE = exercise(globals(), points=2, right=(train_replicas,))

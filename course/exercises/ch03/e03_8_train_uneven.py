@@ -85,6 +85,13 @@ def repeated(batches, group):
     return [(batches or nothing)[k % max(len(batches), 1)] for k in range(most)]
 
 
+def padded(batches, group):
+    """As many as the longest rank has, the last one again and again; a rank without batches has zeros."""
+    most = int(comm.all_reduce(torch.tensor(len(batches)), group, op="max"))
+    nothing = [(torch.zeros(6, 4, dtype=DTYPE), torch.zeros(6, 2, dtype=DTYPE))]
+    return [*batches, *((batches or nothing)[-1:] * (most - len(batches)))]
+
+
 MISTAKES = """
 hangs
 steps = int(comm.all_reduce(torch.tensor(len(batches)), group, op="max")) => steps = len(batches)
@@ -93,15 +100,35 @@ steps = int(comm.all_reduce(torch.tensor(len(batches)), group, op="max")) => ste
 steps = int(comm.all_reduce(torch.tensor(len(batches)), group, op="max")) => steps = fewest(batches, group)
     All ranks stop with the one that has the fewest batches, and the rest of the samples is never used.
         Go on until the rank with the most is done: the others take part in its all-reduces with zeros.
-steps = int( => batches = repeated(batches, group); steps = int(
-    Ranks that have run out train on some batches again, or on zeros: their samples count too much.
+steps = int( => batches = padded(batches, group); steps = int(
+    A rank that has run out repeats its last batch until the others are done: those samples count too much.
         A rank without a batch adds nothing to the sum, and does not count in the mean.
+steps = int( => batches = repeated(batches, group); steps = int(
+    A rank that has run out begins again with its first batch: those samples count too much.
+        A rank without a batch adds nothing to the sum, and does not count in the mean.
+optimizer.zero_grad(set_to_none=False) => pass
+x, y = batches[k] => x, y = batches[k]; optimizer.zero_grad()
+p.grad if here else => p.grad if p.grad is not None else
+or
+optimizer.zero_grad(set_to_none=False) => pass
+x, y = batches[k] => x, y = batches[k]; optimizer.zero_grad()
+p.grad if here else => p.grad if p.grad is not None else
+/ num_ranks => / group.size
+    A rank that has run out sends the gradient of the step before once more: its p.grad is not empty.
+        Without a batch, send zeros.
 / num_ranks => / group.size
     You divide by all ranks, also where some have no batch: the last steps are too short.
         Divide by the number of ranks that have one. An all-reduce of 0 or 1 tells it.
 / num_ranks =>
     The gradients are sums over the ranks, too large by as many as have a batch.
         Divide by the number of ranks that have one.
+lr=0.1 => lr=0.01
+or lr=0.1 => lr=0.001
+    You train with another learning rate than 0.1.
+        Pass lr=0.1: without lr=, SGD takes 0.001.
+optimizer.zero_grad(set_to_none=False) =>
+    Gradients are never emptied: backward adds to the mean of the step before.
+        Empty them before each backward.
 optimizer.step() => optimizer.step() if here else None
     A rank without a batch keeps its weights, while the others go on: the replicas differ at the end.
         It has the same mean as all: it steps too.

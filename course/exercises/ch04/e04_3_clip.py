@@ -4,12 +4,14 @@ import torch
 from torch import distributed as dist
 
 from course.check.edits import exercise
-from course.check.exercise import AS_NEEDED, random
+from course.check.exercise import AS_NEEDED, DTYPE, random
 from course.check.listen import listen
 from lib import comm
 
 MAX_NORM = 1.5
-CASES = {"a large gradient": 1, "a small one": 0.01}  # factor: the norm is far above MAX_NORM, then far below it
+EPS = 1e-6
+# The norm in units of MAX_NORM: also close to it, on both sides.
+CASES = {"a large gradient": 20.0, "one slightly too long": 1.01, "one almost too long": 0.99, "a small one": 0.01}
 FACTS = {"what was sent": AS_NEEDED}
 
 
@@ -18,20 +20,41 @@ def inputs(generator, n):
     # Larger on each rank than on the rank before it: gradients of an embedding and of a bias differ as much.
     shards = [[(r + 1) * random(generator, *shape) for shape in ((15,), (6, 5))] for r in range(n)]
 
-    def scaled(by, own):
+    norm = sum(x.square().sum().item() for x in [*replicated, *sum(shards, [])]) ** 0.5
+
+    def scaled(to, own):
+        by = to * MAX_NORM / norm
         return {"shards": [by * x for x in own], "replicated": [by * x for x in replicated]}
 
-    return [{case: scaled(by, own) for case, by in CASES.items()} for own in shards]
+    return [{case: scaled(to, own) for case, to in CASES.items()} for own in shards]
 
 
 def body(answer, group, given):
     found, heard = {}, listen()
     for case, gradients in given.items():
         shards, replicated = ([x.clone() for x in gradients[name]] for name in ("shards", "replicated"))
-        norm = answer(shards, replicated, MAX_NORM, group)
-        found |= {f"{case}: the norm": norm, f"{case}: shards": shards, f"{case}: replicated": replicated}
-    to_gather = (group.size - 1) * sum(x.nbytes for one in given.values() for x in one["shards"])
-    return found | {"what was sent": heard.amount(group.size, to_gather / 2)}
+        norm = one_number(answer(shards, replicated, MAX_NORM, group))
+        found[f"{case}: the norm"] = norm
+        for name, scaled in (("shards", shards), ("replicated", replicated)):
+            found[f"{case}: {name}"] = without_eps(scaled, gradients[name], norm)
+    to_gather = (group.size - 1) * min(x.nbytes for one in given.values() for x in one["shards"])
+    return found | {"what was sent": heard.amount(group.size, len(given) * to_gather / 2)}
+
+
+def one_number(norm):
+    """A tensor of one element in any shape counts as a number."""
+    return norm.reshape(()) if torch.is_tensor(norm) and norm.numel() == 1 else norm
+
+
+def without_eps(scaled, given, norm):
+    """As if divided by the norm alone: `torch.nn.utils.clip_grad_norm_` adds 1e-6 to it, and that is right, too."""
+    try:
+        factor = MAX_NORM / (float(norm) + EPS)
+        if all(torch.allclose(x, factor * g, rtol=1e-9, atol=0) for x, g in zip(scaled, given, strict=True)):
+            return [x * ((float(norm) + EPS) / float(norm)) for x in scaled]
+    except (TypeError, ValueError, RuntimeError):  # no number was returned
+        pass
+    return scaled
 
 
 def reference(given):
@@ -42,7 +65,7 @@ def reference(given):
         factor = min(1, MAX_NORM / norm)
         for of_rank, g in zip(found, given, strict=True):
             of_rank |= {f"{case}: {name}": [factor * x for x in xs] for name, xs in g[case].items()}
-            of_rank[f"{case}: the norm"] = norm
+            of_rank[f"{case}: the norm"] = torch.tensor(norm, dtype=DTYPE)
     return found
 
 
@@ -68,6 +91,13 @@ def by_one_long_tensor(shards, replicated, max_norm, group):
         x *= min(1, max_norm / norm)
     return norm
 
+
+ALSO_RIGHT = """
+max_norm / norm => max_norm / (norm + 1e-6)
+    As torch.nn.utils.clip_grad_norm_ does.
+norm = squares.sqrt() => norm = torch.stack([squares.sqrt()])
+    A tensor of one element.
+"""
 
 MISTAKES = """
 comm.all_reduce(squares, group) => squares
@@ -106,6 +136,15 @@ if norm > max_norm: => if True:
 x.mul_(max_norm / norm) => x = x * max_norm / norm
     The norm is right, and nothing is scaled.
         Change tensors in place, x.mul_(factor); x = x * factor makes a new one.
+max_norm / norm => max_norm / squares
+    You divided by the square of the norm: the gradients are then shorter than max_norm.
+        The factor is max_norm / norm.
+returns comm.all_reduce(sum((x * x).sum() for x in shards), group).add(sum((x * x).sum() for x in replicated)).sqrt()
+    You return the norm after scaling.
+        Keep the norm that you compare with max_norm.
+=> (1 / norm)
+    You scale to norm 1.
+        Scale to max_norm: the factor is max_norm / norm.
 for x in (*shards, *replicated): => for x in shards:
     The shards are clipped, `replicated` is not.
         The same factor scales the full gradient.
