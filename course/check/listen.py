@@ -55,7 +55,7 @@ class Heard:
         calls: dict[str, list[int]] = {}
         for kind, n_bytes in sorted([*self.calls, *(("send", n_bytes) for _, n_bytes in self.sent)]):
             calls.setdefault(kind, []).append(n_bytes)
-        said = (f"{len(each)} x {kind} ({sum(each)} bytes)" for kind, each in calls.items())
+        said = (f"{len(each)} × {kind} ({sum(each)} bytes)" for kind, each in calls.items())
         amount = self.amount(n, most_bytes)
         return amount if amount == AS_NEEDED else f"{amount}: {', '.join(said)}"
 
