@@ -50,6 +50,15 @@ class Heard:
         """Whether that is `AS_NEEDED` or `MORE`."""
         return MORE if self.sent_bytes(n) > most_bytes else AS_NEEDED
 
+    def calls_if_more(self, n: int, most_bytes: float) -> str:
+        """The same, and after `MORE` what was called: mistakes that send different things differ in it."""
+        calls: dict[str, list[int]] = {}
+        for kind, n_bytes in sorted([*self.calls, *(("send", n_bytes) for _, n_bytes in self.sent)]):
+            calls.setdefault(kind, []).append(n_bytes)
+        said = (f"{len(each)} × {kind} ({sum(each)} bytes)" for kind, each in calls.items())
+        amount = self.amount(n, most_bytes)
+        return amount if amount == AS_NEEDED else f"{amount}: {', '.join(said)}"
+
 
 def listen(
     on_start: Callable[[Call], None] = lambda call: None, on_wait: Callable[[Call], None] = lambda call: None

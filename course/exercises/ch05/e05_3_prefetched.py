@@ -1,5 +1,7 @@
 """05.3: the all-gather of the next unit is in flight while this unit computes."""
 
+import time
+import weakref
 from functools import partial
 from types import SimpleNamespace
 
@@ -11,10 +13,14 @@ from course.check.edits import exercise
 from course.check.exercise import random, shards_of
 from course.check.listen import listen
 from lib import comm
+from lib.memory import MemoryTracker
 
-UNITS, WIDTH = 5, 4
+UNITS, WIDTH = 6, 12
 AHEAD = "each while the one before it computes"
-FACTS = {"when units were gathered": AHEAD}
+WHEN, STAYS = "when units were gathered", "what stays there while a unit computes"
+TWO, DONE, MANY = "this unit, and the next", "units that have computed, too", "room for four units or more"
+MOST = 3.6  # units: this one in parts and joined, the next one, and what else is in memory
+FACTS = {WHEN: AHEAD, STAYS: TWO}
 
 
 def compute(whole, x):
@@ -27,17 +33,37 @@ def inputs(generator, n):
 
 
 def body(answer, group, given):
-    starts, waits = [], []
+    starts, waits, storages, memory = [], [], [], MemoryTracker()
     computes = []  # at each compute, how many gathers were started, and waited for
     listen(lambda call: starts.append(1), lambda call: waits.append(1))
+    stays, room = TWO, MOST * group.size * given["shards"][0].nbytes
 
     def noted(whole, x):
+        nonlocal stays
         computes.append((len(starts), len(waits)))
+        this = whole.untyped_storage()
+        # With two buffers, the next unit may arrive in that of the unit before: only the others must be free.
+        others = [one for one in storages[:-1] if one() is not this and one() is not storages[-1]()]
+        if stays == TWO and not soon(lambda: all(one() is None for one in others)):
+            stays = DONE
+        elif stays == TWO and not soon(lambda: memory.live["activation"] <= room):
+            stays = MANY
+        storages.append(weakref.ref(this))
         return compute(whole, x)
 
     units = [SimpleNamespace(shard=shard.clone(), compute=noted) for shard in given["shards"]]
-    y = answer(given["x"].clone(), units, group)
-    return {"y": y, "when units were gathered": order(computes, len(starts))}
+    memory.count_as("parameter", *(unit.shard for unit in units))
+    with memory:
+        y = answer(given["x"].clone(), units, group)
+    return {"y": y, WHEN: order(computes, len(starts)), STAYS: stays}
+
+
+def soon(holds):
+    """Whether it does, immediately or after a while: gloo's thread frees a tensor some time after wait()."""
+    until_s = time.monotonic() + 0.5
+    while not holds() and time.monotonic() < until_s:
+        time.sleep(0.005)
+    return holds()
 
 
 def order(computes, started):
@@ -94,7 +120,38 @@ def several_ahead(x, units, group, ahead):
     return x
 
 
+def in_parts(x, units, group, keep):
+    """As in torch.distributed: a list of parts for each unit, of which the last `keep` stay."""
+    coming = []
+
+    def start(unit):
+        parts = [torch.empty_like(unit.shard) for _ in range(group.size)]
+        coming.append((parts, dist.all_gather(parts, unit.shard, async_op=True)))
+
+    start(units[0])
+    for i, unit in enumerate(units):
+        parts, work = coming[-1]
+        work.wait()
+        whole = torch.cat(parts)
+        del coming[:-keep], work
+        if i + 1 < len(units):
+            start(units[i + 1])
+        x = unit.compute(whole, x)
+    return x
+
+
 MISTAKES = """
+coming = comm.all_gather_start(units[0].shard, group) => kept, coming = [], comm.all_gather_start(units[0].shard, group)
+whole = coming.wait() => whole = coming.wait(); kept.append(whole)
+    The output is right, and each unit comes at the right time, but units that have computed stay in memory: at the end
+    the full model.
+        Hold a gathered tensor, and its handle, in one name that the next one takes over, not in a list.
+partial(in_parts, keep=UNITS)
+    The output is right, and each unit comes at the right time, but four times the memory of a unit, or more, is in use
+    while one computes.
+        Use the memory of a unit that has computed for another one: no buffers for all units, and no list of the parts
+        of each.
+in y, when:
 whole = coming.wait() => x = unit.compute(coming.wait(), x)
 x = unit.compute(whole, x) =>
     The output is right, and nothing overlaps: you start the all-gather of a unit when the unit is about to compute.
@@ -122,4 +179,4 @@ enumerate(units) => enumerate(units[:-1])
         A loop over pairs of neighbours ends one unit early, its all-gather still in flight.
 """
 
-EXERCISE = exercise(globals(), points=2, right=(prefetched, prefetched_into_two_buffers))
+EXERCISE = exercise(globals(), points=2, right=(prefetched, prefetched_into_two_buffers, partial(in_parts, keep=1)))
