@@ -13,7 +13,11 @@ B, T, D = 2, 8, 6  # of a shard; n times T tokens in all
 NAMES = ("gradient of x", "gradient of the weight", "gradient of the bias")
 GIVEN = ("x", "gradient", "weight", "bias")
 SENT, ONE = "what was sent", "one collective, to which each rank gives at most two vectors"
-REPLICAS, EQUAL, UNLIKE = "gradients of weight and bias among ranks", "equal", "different, if only in their last digits"
+REPLICAS, EQUAL, UNLIKE = (
+    "gradients of weight and bias among ranks",
+    "equal",
+    "different, if only in their last digits",
+)
 FACTS = {SENT: ONE, REPLICAS: EQUAL}
 GATHERS = "all_gather", "gather"  # of their arrays a rank gives its shard
 

@@ -3,7 +3,6 @@
 from course.check.edits import exercise
 from course.check.exercise import kind, rounded, several, word
 
-
 LIMITS = {"A": (8192, 12), "B": (8192, 9), "C": (131072, 22)}  # tokens, and GB at most
 YES, NO, NONE = "it fits", "it does not fit", "no such choice"
 
@@ -13,8 +12,9 @@ def body(answer, group, given):
     found = {"what was returned": kind(result)}
     for name, row in zip("ABC", several(result, 3), strict=True):
         t, way, recompute, gigabytes, sent = several(row, 5)
-        t, way, again = rounded(t), word(way), f"{'' if recompute else 'not '}recomputed"
-        found |= {f"case {name}: the choice": f"t={t}, {way}, {again}", f"case {name}: whether {name} recomputes": again}
+        t, way, again = str(rounded(t)), str(word(way)), f"{'' if recompute else 'not '}recomputed"
+        found[f"case {name}: the choice"] = f"t={t}, {way}, {again}"
+        found[f"case {name}: whether {name} recomputes"] = again
         found[f"case {name}: whether {name} fits"] = fits(name, t, way, bool(recompute))
         found |= {f"case {name}: GB": rounded(gigabytes, 1), f"case {name}: sent": rounded(sent, 1)}
     return found
@@ -23,12 +23,12 @@ def body(answer, group, given):
 def fits(name, t, way, again):
     """Whether a choice does, by the table of the chapter: bytes of a layer in full on each rank, and divided by t."""
     table = {"tp": (8, 23.75), "sp": (4, 27.75), "sp, gathered again": (0, 31.75)}
-    if t not in (1, 2, 4, 8) or way not in table:
+    if t not in ("1", "2", "4", "8") or way not in table:
         return NONE
     tokens, most = LIMITS[name]
     full, divided = table[way]
-    one = full + divided / t
-    inputs = 2 if way == "tp" else 2 / t
+    one = full + divided / int(t)
+    inputs = 2 if way == "tp" else 2 / int(t)
     return YES if tokens * 16384 * (7 * inputs + one if again else 8 * one) <= most * 1e9 else NO
 
 
