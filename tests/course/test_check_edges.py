@@ -35,6 +35,7 @@ from course.exercises.ch08.e08_2_step import step
 from course.exercises.ch08.e08_4_accumulate import accumulate
 from course.exercises.ch08.e08_5_plan import plan
 from course.exercises.ch08.e08_6_chart import by_recursion
+from course.exercises.ch09.e09_3_one_f_one_b_step import one_f_one_b_step
 from course.exercises.ch12.e12_1_later import Later
 from course.exercises.ch12.e12_2_beats_greedy import greedy
 from lib import comm
@@ -417,6 +418,12 @@ TOLD = [  # exercise, an answer, and words of its verdict: none of a PASS
     ("08.6", lambda *given: None, "expected '2 results' got 'None'"),
     ("08.6", lambda *given: (by_recursion(*given) or [None])[0], "got 'dict'", "case A, rows"),
     ("08.6", lambda rows, needs, units: ({}, 3), "case A: starts is not right"),
+    (
+        "09.3",
+        edited("min(last - rank, m), [] => last - rank, []", one_f_one_b_step),
+        "list index out of range",
+        "Warmup and cooldown have min(m, p - 1 - r)",
+    ),
     ("12.1", TwiceTooLarge, "limit 1: y of microbatch"),
     ("12.1", ReadsSavedTensorsTooLate, "saved tensors after they have already been freed", "in <lambda>"),
     ("12.1", KeepsEachResult, "limit 1: pairs kept before finish is not right"),

@@ -75,6 +75,11 @@ y = attend(q, k, v, is_causal=True).transpose(1, 2).flatten(2) =>
 (y @ W["out"].T, group, dim=1) + W["bias"] => (y @ W["out"].T + W["bias"] / group.size, group, dim=1)
 return loss => return loss.item()
     1/n of the bias in each partial sum, and the loss as a number.
+(y @ W["out"].T, group, dim=1) + W["bias"] => (y @ W["out"].T + W["bias"] * (group.rank == 0), group, dim=1)
+loss.backward() => x.grad, *grads = torch.autograd.grad(loss, [x, *W.values()])
+for name in ("norm", "bias"): => for (name, p), p.grad in zip(W.items(), grads, strict=True):
+comm.all_reduce(W[name].grad, group) => comm.all_reduce(p.grad, group) if name in REPLICATED else p.grad
+    One rank adds the bias, and all have the sum of its gradients.
 """
 
 MISTAKES = """
@@ -107,14 +112,21 @@ or (normed, group, dim=1) => (normed, group, dim=0)
         Sum it over the ranks, like the gradient of the norm.
 (y @ W["out"].T, group, dim=1) + W["bias"] => (y @ W["out"].T + W["bias"] / group.size, group, dim=1)
 ("norm", "bias") => ("norm",)
-    The output is right. Each rank adds 1/n of the bias and finds 1/n of its gradient.
-        Sum that, or add all afterwards.
+or comm.all_reduce(W[name].grad, group) => comm.all_reduce(W[name].grad, group, op="mean" if name == "bias" else "sum")
+    The output is right, and you leave 1/n of the gradient of the bias: its sum over the ranks became a mean, or each
+    rank adds 1/n of the bias and nothing is summed.
+        Sum it over the ranks: op="sum".
 (y @ W["out"].T, group, dim=1) + W["bias"] => (y @ W["out"].T + W["bias"] * (group.rank == 0), group, dim=1)
 ("norm", "bias") => ("norm",)
     The output is right, but only one rank adds the bias, so only that rank has its gradient: the replicas would drift
     apart.
         Add it on every rank, after the reduce-scatter.
++ W["bias"] => + W["bias"] / group.size
+    Every token gets 1/n of the bias: you divide it, and add it after the reduce-scatter.
+        Only what the reduce-scatter adds up n times is to be divided.
 + W["bias"] => + 0 * W["bias"]
+or + W["bias"] =>
+("norm", "bias") => ("norm",)
     The bias is gone.
         Add it, once per token: after the reduce-scatter.
 ("norm", "bias") => ("bias",)
@@ -126,6 +138,12 @@ or (normed, group, dim=1) => (normed, group, dim=0)
 comm.all_reduce(W[name].grad, group) => comm.all_reduce(W[name].grad, group, op="mean")
     You averaged the gradients of norm and bias.
         Tokens are of the same sequences, and the loss is a sum: op="sum".
+return loss => x.grad = comm.all_reduce(x.grad, group); return loss
+    You summed the gradient of x as well.
+        Each rank has its own tokens, and the backward of the gather already added up what all ranks did with them.
+in the loss: return loss => return comm.all_reduce(loss.detach(), group)
+    You return the loss of all tokens.
+        Return that of this rank's; the step has their sum without it.
 ("norm", "bias") => W
     You summed the gradients of the matrices as well.
         A rank has its own heads, and the gather and the scatter give it all tokens: no other rank has a part of its

@@ -115,9 +115,18 @@ class WithoutContext(GatheredLinear):
         ctx.save_for_backward(*inputs[:2])
 
 
-def all_reduced(x):
-    dist.all_reduce(x)
+def all_reduced(x, op=dist.ReduceOp.SUM):
+    dist.all_reduce(x, op)
     return x
+
+
+def averaged(x):
+    return all_reduced(x, dist.ReduceOp.AVG)
+
+
+def mine(dy):
+    """The part that is of this rank's tokens."""
+    return dy.chunk(dist.get_world_size(), dim=1)[dist.get_rank()]
 
 
 ALSO_RIGHT = """
@@ -129,6 +138,7 @@ return dx => return dx.sum(0)
 
 MISTAKES = """
 in waited for: gathering.wait() =>
+or scattering.wait() =>
     You started a call with async_op=True and did not wait for it. Until handle.wait() returns, its buffers hold
     anything.
         Keep the handle, and wait before you read them.
@@ -194,12 +204,40 @@ tokens = torch.cat(shards, dim=1) => tokens = torch.cat(shards, dim=0)
     Backward put the gathered shards together along dim 0.
         The tokens are in the wrong order there, and the gradient of W pairs each with the gradient of a different
         token: dim=1, as in forward.
-dy.flatten(0, 1).T @ tokens.flatten(0, 1) => dy.chunk(n, dim=1)[dist.get_rank()].flatten(0, 1).T @ x.flatten(0, 1)
+in gradient:
+dy.flatten(0, 1).T @ tokens.flatten(0, 1) => mine(dy).flatten(0, 1).T @ x.flatten(0, 1)
+dy.sum((0, 1)) => mine(dy).sum((0, 1))
+    The gradients of W and b come from this rank's tokens alone. Their columns met all tokens.
+        Gather x again for W, and add up all of dy for b.
+dy.flatten(0, 1).T @ tokens.flatten(0, 1) => mine(dy).flatten(0, 1).T @ x.flatten(0, 1)
     The gradient of W comes from this rank's tokens alone. Its columns met all tokens.
         Gather x again.
-in gradient: return dx, dW, dy.sum((0, 1)) => return dx, all_reduced(dW), all_reduced(dy.sum((0, 1)))
+dy.sum((0, 1)) => mine(dy).sum((0, 1))
+    The gradient of b comes from this rank's tokens alone. It was added to all tokens.
+        Add up dy over all of them.
+dy.flatten(0, 1).T @ tokens.flatten(0, 1) => all_reduced(mine(dy).flatten(0, 1).T @ x.flatten(0, 1))
+dy.sum((0, 1)) => all_reduced(mine(dy).sum((0, 1)))
+or dy.flatten(0, 1).T @ tokens.flatten(0, 1) => averaged(mine(dy).flatten(0, 1).T @ x.flatten(0, 1))
+dy.sum((0, 1)) => averaged(mine(dy).sum((0, 1)))
+    The gradients of W and b come from this rank's tokens, and are combined over the ranks, as in data parallelism.
+    There the replicas are equal, here each rank has its own columns: these gradients do not belong together.
+        Take all tokens for them, gathered again, and send nothing.
+return dx, dW, dy.sum((0, 1)) => return dx, all_reduced(dW), all_reduced(dy.sum((0, 1)))
     You summed the gradients of W and b.
         Each rank has its own columns and all tokens: these gradients are complete.
+return dx, dW, dy.sum((0, 1)) => return dx, averaged(dW), averaged(dy.sum((0, 1)))
+    You averaged the gradients of W and b over the ranks, as in data parallelism.
+        Each rank has its own columns and all tokens: these gradients are complete.
+return dx, dW, dy.sum((0, 1)) => return dx, all_reduced(dW), dy.sum((0, 1))
+or return dx, dW, dy.sum((0, 1)) => return dx, averaged(dW), dy.sum((0, 1))
+    You combined the gradient of W over the ranks.
+        Each rank has its own columns and all tokens: this gradient is complete.
+return dx, dW, dy.sum((0, 1)) => return dx, dW, None
+    The gradient of b is missing.
+        b was added to every token: add up dy over the sequences and the tokens.
+in y: @ W.T + b => @ W.T
+    The bias is not in the result.
+        Add b, which belongs to this rank's columns.
 """
 
 EXERCISE = exercise(globals(), points=2, right=(GatheredLinear, WithoutContext))

@@ -12,8 +12,14 @@ from lib import comm
 B, T, D = 2, 8, 6  # of a shard; n times T tokens in all
 NAMES = ("gradient of x", "gradient of the weight", "gradient of the bias")
 GIVEN = ("x", "gradient", "weight", "bias")
-ONE, SEVERAL, MORE = "one message, of two vectors", "more than one message", "more bytes than the two need"
-FACTS = {"what was sent": ONE}
+SENT, ONE = "what was sent", "one collective, to which each rank gives at most two vectors"
+REPLICAS, EQUAL, UNLIKE = (
+    "gradients of weight and bias among ranks",
+    "equal",
+    "different, if only in their last digits",
+)
+FACTS = {SENT: ONE, REPLICAS: EQUAL}
+GATHERS = "all_gather", "gather"  # of their arrays a rank gives its shard
 
 
 def inputs(generator, n):
@@ -25,11 +31,19 @@ def body(answer, group, given):
     heard = listen()
     result = answer(*(given[name] for name in GIVEN), group)
     found = {"what was returned": kind(result)} | dict(zip(NAMES, several(result, 3), strict=True))
-    two_bytes = 2 * D * 8
-    most = {"all_reduce": two_bytes, "reduce": two_bytes}  # gathered vectors are n times that
-    sent = heard.calls + [("message", n_bytes) for _, n_bytes in heard.sent]
-    more = any(n_bytes > most.get(call, group.size * two_bytes) for call, n_bytes in sent)
-    return found | {"what was sent": MORE if more else SEVERAL if heard.collectives > 1 else ONE}
+    found[SENT] = said_of(heard, group.size)
+    everyones = [None] * group.size
+    dist.all_gather_object(everyones, [x.tolist() if torch.is_tensor(x) else None for x in several(result, 3)[1:]])
+    return found | {REPLICAS: EQUAL if all(one == everyones[0] for one in everyones) else UNLIKE}
+
+
+def said_of(heard, n):
+    """`ONE`, or how many calls and vectors there were."""
+    given = [n_bytes / (n if call in GATHERS else 1) / (8 * D) for call, n_bytes in heard.calls]
+    if len(given) == 1 and given[0] <= 2 and not heard.sent:
+        return ONE
+    messages = f", and {len(heard.sent)} messages to single ranks" if heard.sent else ""
+    return f"{len(given)} collectives, to which each rank gives {sum(given):g} vectors in all{messages}"
 
 
 def backward(x, gradient, weight, bias):
@@ -68,8 +82,16 @@ def gathers_two_vectors(x, gradient, weight, bias, group):
     return of_x, *comm.all_gather(torch.stack(two)[None], group).sum(0)
 
 
-def gathers_all_tokens(x, gradient, weight, bias, group):
-    both = comm.all_gather(torch.stack([x, gradient]), group, dim=2)
+def sums_in_its_own_order(x, gradient, weight, bias, group):
+    of_x, *two = backward(x, gradient, weight, bias)
+    return of_x, *comm.all_gather(torch.stack(two)[None], group).roll(group.rank, 0).sum(0)
+
+
+def gathers_all_tokens(x, gradient, weight, bias, group, at_once=True):
+    if at_once:
+        both = comm.all_gather(torch.stack([x, gradient]), group, dim=2)
+    else:
+        both = [comm.all_gather(one, group, dim=1) for one in (x, gradient)]
     of_x, *two = backward(*both, weight, bias)
     return of_x.chunk(group.size, 1)[group.rank], *two
 
@@ -94,13 +116,28 @@ torch.stack(both) => torch.stack([(gradient * x).sum((0, 1)), both[1]])
 return of_x, => return gradient * weight,
     The gradient of x is only gradient · weight. Mean and deviation depend on x as well.
         Run backward through both.
+comm.all_reduce(torch.stack(both), group) => both[0], comm.all_reduce(both[1], group)
+    The gradient of the bias is summed, the weight's is this rank's. The weight meets this rank's tokens alone, too.
+        Sum both.
+return of_x, of_weight, of_bias => return of_x, of_bias, of_weight
+    The gradients of weight and bias have changed places.
+        Return that of x, of the weight, of the bias, in this order.
+layer_norm(x, weight.shape, weight, bias) => layer_norm(x, weight.shape, weight, bias, eps=1e-12)
+or layer_norm(x, weight.shape, weight, bias) => layer_norm(x, weight.shape, weight, bias, eps=1e-6)
+    Your layer_norm has another eps.
+        Leave it at the default, 1e-5.
 in all:
 gathers_all_tokens
-    The gradients are right, but tokens were sent.
+or lambda *given: gathers_all_tokens(*given, at_once=False)
+    The gradients are right, and each rank sent all its tokens and their gradients.
         Sum over this rank's first: two vectors of D elements are enough.
 comm.all_reduce(torch.stack(both), group) => [comm.all_reduce(one, group) for one in both]
-    The gradients are right, in more than one message, each with its latency.
+    The gradients are right, in two messages of one vector, each with its latency.
         Put both into one tensor and sum that.
+sums_in_its_own_order
+    The gradients are right to all digits but the last: each rank adds them up in an order of its own. The ranks have
+    different bits, and the replicas drift apart.
+        Add up in the same order on all ranks, or leave the sum to an all-reduce.
 """
 
 EXERCISE = exercise(globals(), points=2, right=(norm_gradients, by_hand, gathers_two_vectors))

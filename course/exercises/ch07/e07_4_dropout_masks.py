@@ -8,7 +8,7 @@ from itertools import permutations
 
 import torch
 from torch import distributed as dist
-from torch.nn.functional import conv1d
+from torch.nn.functional import conv1d, dropout
 
 from course.check.edits import exercise
 from course.check.exercise import everywhere, kind, several, whole
@@ -64,7 +64,7 @@ def body(answer, group, given):
         ORIGIN: A_PART if comm.all_reduce(torch.tensor(int(a_part)), group, "max") else ANEW,
         AFTERWARDS: EQUAL if (nexts == nexts[0]).all() else DIFFERENT,
         AGAIN: THE_SAME if all(map(torch.equal, masks, again)) else NEW,
-        NEXT: THE_SAME if any(overlap(a, b) for a in following for b in (first, second)) else NEW,
+        NEXT: THE_SAME if any(overlap(a, b) for a in following for b in (first, *seconds)) else NEW,
     }
 
 
@@ -111,6 +111,9 @@ def dropout_masks(p, shape, group):
     return shared, (drawn >= p) / (1 - p)
 
 
+seeds_of = {}
+
+
 def mask(shape, p, generator=None):
     return (torch.rand(shape, generator=generator) >= p) / (1 - p)
 
@@ -126,13 +129,22 @@ def by_a_generator(p, shape, group):
     return [mask(shape, p), mask(part, p, own).double()]
 
 
+def by_dropout(p, shape, group):
+    """Of ones; for the second, one seed of a whole row of them."""
+    first = dropout(torch.ones(shape), p)
+    seed = torch.randint(2**62, (group.size,))[group.rank]
+    with torch.random.fork_rng():
+        torch.manual_seed(seed.item())
+        return first, dropout(torch.ones(shape[0], shape[1] // group.size, shape[2], dtype=torch.float64), p)
+
+
 MISTAKES = """
 in shape of the second mask: tokens // group.size => tokens
     The second mask is as large as the first.
         It is for this rank's shard: [B, T/n, D].
 in the second mask compared among ranks: seed + group.rank => seed
-    Both masks come from the shared seed: shards get the same mask, or a shifted copy.
-        Add the rank to the second's.
+    The second mask comes from the same seed on several ranks: shards get the same mask, or a shifted copy.
+        Add the rank to the seed that all ranks share.
 in the first mask compared among ranks:
 torch.rand(shape) => torch.rand(shape, generator=torch.Generator().manual_seed(group.rank))
     The first mask differs from rank to rank, and so would replicated activations.
@@ -141,13 +153,16 @@ in where the second comes from: (drawn >= p) / (1 - p) => shared.chunk(group.siz
     The second mask, on some rank, is a part of the first: both drop the same elements.
         Draw it anew, from another seed.
 in the generator afterwards: with torch.random.fork_rng(): => if True:
-    The masks are right, but afterwards the ranks' generators differ, and so will the next mask that must agree.
+    Afterwards the ranks' generators differ, and so will the next mask that must agree.
         Restore the state: draw the second mask inside torch.random.fork_rng().
 in from the same state: int(torch.randint(2**62, ())) => int.from_bytes(os.urandom(5), "big")
     The same state of the generator gives different masks, so a recomputation would not repeat the masks of forward.
     They must depend on that state alone.
         Draw the seed with torch.randint.
 in at the next call: int(torch.randint(2**62, ())) => 1000
+or batch, tokens, features = shape => (batch, tokens, features), before = shape, torch.get_rng_state()
+return shared, => torch.set_rng_state(before); return shared,
+or torch.manual_seed(seed + group.rank) => torch.manual_seed(seeds_of.setdefault(seed, len(seeds_of)) + group.rank)
     Two calls in a row give the same mask, or share one, so layers and steps drop the same elements.
         Let the seed come from the generator, drawn anew at each call, and let the generator move on.
 in share of zeros: torch.rand(shape) >= p => torch.rand(shape) < p
@@ -165,4 +180,4 @@ or seed + group.rank => (2 * (seed + group.rank))
     Any seeds will do that come from the shared state and differ from rank to rank.
 """
 
-EXERCISE = exercise(globals(), points=3, right=(dropout_masks, shard_of_a_second, by_a_generator))
+EXERCISE = exercise(globals(), points=3, right=(dropout_masks, shard_of_a_second, by_a_generator, by_dropout))

@@ -1,7 +1,10 @@
 """07.5: how to fit the activations of a stage of Llama 3 405B into three limits, with the numbers that defend it."""
 
 from course.check.edits import exercise
-from course.check.exercise import kind, rounded, several
+from course.check.exercise import kind, rounded, several, word
+
+LIMITS = {"A": (8192, 12), "B": (8192, 9), "C": (131072, 22)}  # tokens, and GB at most
+YES, NO, NONE = "it fits", "it does not fit", "no such choice"
 
 
 def body(answer, group, given):
@@ -9,9 +12,24 @@ def body(answer, group, given):
     found = {"what was returned": kind(result)}
     for name, row in zip("ABC", several(result, 3), strict=True):
         t, way, recompute, gigabytes, sent = several(row, 5)
-        found[f"case {name}: the choice"] = f"t={t}, {way}, {'' if recompute else 'not '}recomputed"
+        t, way, again = str(rounded(t)), str(word(way)), f"{'' if recompute else 'not '}recomputed"
+        found[f"case {name}: the choice"] = f"t={t}, {way}, {again}"
+        found[f"case {name}: whether {name} recomputes"] = again
+        found[f"case {name}: whether {name} fits"] = fits(name, t, way, bool(recompute))
         found |= {f"case {name}: GB": rounded(gigabytes, 1), f"case {name}: sent": rounded(sent, 1)}
     return found
+
+
+def fits(name, t, way, again):
+    """Whether a choice does, by the table of the chapter: bytes of a layer in full on each rank, and divided by t."""
+    table = {"tp": (8, 23.75), "sp": (4, 27.75), "sp, gathered again": (0, 31.75)}
+    if t not in ("1", "2", "4", "8") or way not in table:
+        return NONE
+    tokens, most = LIMITS[name]
+    full, divided = table[way]
+    one = full + divided / int(t)
+    inputs = 2 if way == "tp" else 2 / int(t)
+    return YES if tokens * 16384 * (7 * inputs + one if again else 8 * one) <= most * 1e9 else NO
 
 
 def choose():
@@ -36,7 +54,7 @@ def choose():
 
 
 def by_hand():
-    return [(4, "sp", False, 11.7, 6), (8, "sp", False, 8.02, 7), (8, "sp", True, 19.8, 9.63)]
+    return [(4, "sp", False, 11.7, 6), (8.0, " SP", False, 8.02, 7), (8, "sp", 1, 19.8, 9.63)]
 
 
 MISTAKES = """
@@ -48,6 +66,12 @@ MISTAKES = """
         Two more all-gathers in backward make 10: that is its price, and with t = 4 it sends more than t = 8 with full
         inputs kept.
 in GB:
+chosen.append((t, way, bool(again), GB, sent)) => chosen.append((t, way, bool(again), GB * 1e9 / 2**30, sent))
+    Your gigabytes have 2^30 bytes.
+        Those of the limits have 10^9.
+(layers * per_layer, inputs + per_layer) => (per_layer, inputs + per_layer)
+    You count one layer. The rank has eight.
+        Without recomputation it keeps the activations of all of them.
 8 + inside / t => 10 + 24 / t
 4 + (4 + inside) / t => 4 + 30 / t
 (8 + inside) / t => 34 / t
@@ -70,6 +94,9 @@ inputs + per_layer => inputs
         The input of the layer that runs backward is also the first of the tensors that this layer keeps, so only the
         inputs of the seven others are added.
 in choice:
+if GB <= most: => if True:
+    Your choices send least, and do not fit: with one rank nothing is sent.
+        Compare the gigabytes with the limit of each case first.
 (1, 2, 4, 8) => (8,)
 or (1, 2, 4, 8) => (8,)
 min(fit) => min(fit, key=lambda choice: choice[1])
@@ -90,6 +117,21 @@ or fit.append((again, sent, t, way, GB)) => fit.append((GB, again, sent, t, way)
 again, sent, t, way, GB = min(fit) => GB, again, sent, t, way = min(fit)
     You recompute where something fits without.
         It costs a third more compute: the last resort, only case C needs it.
+in whether A fits: returns [(2, *result[0][1:]), *result[1:]]
+    Your choice for case A does not fit.
+        Work out its bytes per token and element, from the rows of the chapter's table, times eight layers.
+in whether B fits: returns [result[0], (4, *result[1][1:]), result[2]]
+    Your choice for case B does not fit.
+        Work out its bytes per token and element, from the rows of the chapter's table, times eight layers.
+in whether C fits: returns [*result[:2], (4, *result[2][1:])]
+    Your choice for case C does not fit.
+        With full recomputation, add the inputs of seven layers and all that one layer keeps.
+in whether A recomputes: returns [(*result[0][:2], True, *result[0][3:]), *result[1:]]
+    In case A you recompute, and something fits without.
+        It costs a third more compute: the last resort.
+in whether B recomputes: returns [result[0], (*result[1][:2], True, *result[1][3:]), result[2]]
+    In case B you recompute, and something fits without.
+        It costs a third more compute: the last resort.
 in sent:
 (8, 10) => (8, 12)
 (8, 11) => (8, 12)

@@ -46,6 +46,9 @@ def inputs(generator, n):
     cases = [reached(all), reached(lambda found: not found[0]), reached(lambda found: not found[1])]
     cases += [between(5, whole(generator, 6, 20)), at_the_limit(4, Fraction(1)), at_the_limit(6, Fraction(2, 3))]
     one, equal = whole(generator, 50, 200), whole(generator, 3, 9)
+    T_F, T_B = stages(5)
+    few = [Fraction(4, 5), Fraction(5, 6)]  # the first is the bubble of one microbatch, so two are enough
+    cases += [(T_F, T_B, whole(generator, 3, 40), part) for part in few]
     cases += [([one], [2 * one], whole(generator, 3, 9), Fraction(1, 4))]
     cases += [([one] * equal, [one + 17] * equal, whole(generator, 3, 9), Fraction(1, 7))]
     return [{"cases": cases}]
@@ -172,14 +175,22 @@ if gain <= 0: => if False:
 busy * (first - next_one) / gain => (p - 1) * (1 - part) / part
     Your number is for equal stages, (p-1)(1-f)/f.
         Unequal ones wait in the steady state too; no number may be enough.
+return step, bubble, None => return step, bubble, None if gain < 0 else ANYTHING
+    Your number of microbatches is right except at the limit itself: the bubble comes as close as you like, never below.
+        Return None there as well.
 if gain <= 0: => if gain == 0:  # the division raises an error
 return step, bubble, None => return step, bubble, ANYTHING
-    Right where some number is enough. But with unequal stages the bubble has a limit above 0, which more microbatches
-    do not change.
+or
+return step, bubble, None => return step, bubble, ANYTHING
+    Your number of microbatches is right where some number is enough. But with unequal stages the bubble has a limit
+    above 0, which more microbatches do not change.
         Return None where it is not below the fraction.
-return step, bubble, None => return step, bubble, None if gain < 0 else ANYTHING
-    Right except at the limit itself: the bubble comes as close as you like, never below.
-        Return None there as well.
+math.floor(busy * (first - next_one) / gain) + 1 => max(m, math.floor(busy * (first - next_one) / gain) + 1)
+    Your number of microbatches is never smaller than the given one.
+        The third result does not depend on it: begin the search with 1.
+math.floor(busy * (first - next_one) / gain) + 1 => max(2, math.floor(busy * (first - next_one) / gain) + 1)
+    Your number of microbatches is never 1. With one microbatch the bubble is 1 - 1/p, which may be enough.
+        Begin the search with 1.
 math.floor(busy * (first - next_one) / gain) + 1 => math.ceil(busy * (first - next_one) / gain)
     One microbatch too few, where some number gives just that fraction.
         The bubble should be *below* it, not `at most`.

@@ -1,5 +1,7 @@
 """09.3: the step of a rank under 1F1B, as three loops over its own stage."""
 
+import weakref
+
 import torch
 from torch import nn
 
@@ -11,14 +13,17 @@ from lib.pipeline.schedules.one_f_one_b import one_f_one_b
 
 ROWS, D = 3, 5
 ORDER, LOSS, WAITED, ALL, SOME = "order of work", "the loss", "waited for", "every message", "not every message"
+FEW = """If this is about a microbatch that does not exist: there are {} of them here and {} ranks, and more stages
+below rank {} than that. Warmup and cooldown have min(m, p - 1 - r) microbatches."""
+HELD, ONE, SEVERAL = "microbatches held after their backward", "at most one, in a variable", "several"
 
 
 def inputs(generator, n):
     def batch(count):
         return [(random(generator, ROWS, D), random(generator, ROWS, D)) for _ in range(count)]
 
-    # The second has fewer microbatches than ranks.
-    batches = [batch(n + 2), batch(n - 1)]
+    # All but the first have fewer microbatches than ranks: one less, far fewer, and a single one.
+    batches = [batch(count) for count in (n + 2, *range(n - 1, 0, -1))]
     return [{"weight": random(generator, D, D), "batches": batches} for _ in range(n)]
 
 
@@ -37,19 +42,47 @@ def named(batch, what):
     return f"{len(batch)} microbatches: {what}"
 
 
+class Watch:
+    """The order of work of a stage, and the most microbatches that were held after their backward."""
+
+    def __init__(self, stage):
+        self.order, self.graphs, self.most = [], [], 0
+        stage.register_forward_hook(self.forward)
+        stage.weight.register_hook(self.backward)
+
+    def forward(self, stage, given, y):
+        mark = type("Mark", (), {})()
+        y.grad_fn.metadata["mark"] = mark  # lives as long as the graph, which holds the tensor that came in
+        self.graphs.append(weakref.ref(mark))
+        self.notes("F")
+
+    def backward(self, gradient):
+        self.notes("B")
+
+    def notes(self, op):
+        held = sum(graph() is not None for graph in self.graphs[: self.order.count("B")])
+        self.most = max(self.most, held)
+        self.order.append(op)
+
+
 def body(answer, group, given):
     found = {}
     for batch in given["batches"]:
-        stage, heard, order = Stage(given["weight"]), listen(), []
-        stage.register_forward_hook(lambda *_, order=order: order.append("F"))
-        stage.weight.register_hook(lambda _, order=order: order.append("B"))
+        stage, heard = Stage(given["weight"]), listen()
+        watch = Watch(stage)
         xs, targets = ([x.clone() for x in one] for one in zip(*batch, strict=True))
-        loss = answer(stage, xs, targets, group)
+        try:
+            loss = answer(stage, xs, targets, group)
+        except IndexError as error:
+            if len(batch) < group.size - 1 - group.rank:
+                error.add_note(FEW.format(len(batch), group.size, group.rank))
+            raise
         gradient = torch.zeros_like(stage.weight) if stage.weight.grad is None else stage.weight.grad
         facts = {
             "gradient of the weight": gradient,
             LOSS: "None" if loss is None else loss,
-            ORDER: " ".join(order),
+            ORDER: " ".join(watch.order),
+            HELD: SEVERAL if watch.most > 1 else ONE,
             WAITED: SOME if heard.unfinished else ALL,
         }
         found |= {named(batch, what): fact for what, fact in facts.items()}
@@ -68,6 +101,7 @@ def reference(given):
                 "gradient of the weight": gradient,
                 LOSS: loss.item() if rank == len(given) - 1 else "None",
                 ORDER: " ".join(action.op.value for action in row),
+                HELD: ONE,
                 WAITED: ALL,
             }
             facts |= {named(batch, what): fact for what, fact in right.items()}
@@ -155,6 +189,14 @@ min(last - rank, m), [] => min(last, m), []
 min(last - rank, m), [] => min(max(last - rank - 1, 0), m), []
     Your warmup is one forward too short: the rank waits for its first gradient, and has nothing to do meanwhile.
         Until the first gradient is back, p - 1 - r stages are below this rank: it can run a forward for each.
+min(last - rank, m), [] => m if m <= last else last - rank, []
+    With fewer microbatches than ranks your order is that of GPipe: all forwards, then all backwards.
+        The last rank still runs each backward right after its forward: the warmup is min(m, p - 1 - r).
+in microbatches held:
+x, y = kept.pop(0) => x, y = kept[sum(x.grad is not None for x, _ in kept)]
+    All numbers and the order are right, but several microbatches are held after their backward: by a list or a
+    dictionary, or by a graph that something else holds.
+        Take each out when it runs backward, as kept.pop(0) does. Order alone saves no memory.
 in all:
 / m => / 1
     The gradients and the loss are m times too large.
@@ -163,9 +205,23 @@ in gradient:
 kept.pop(0) => kept.pop()
     Backward runs through the newest microbatch first, and the gradient that arrives is of the oldest.
         Messages between two ranks arrive in the order in which they were sent: take the microbatches in this order.
+y.backward(gradient) => x.grad = torch.autograd.grad(y, x, gradient)[0]
+    The gradients that you send are right, and the weight gets none: autograd.grad returns gradients and leaves none in
+    .grad.
+        Let y.backward(gradient) do both.
+x = comm.recv(torch.empty_like(x), group, rank - 1).wait() => comm.recv(torch.empty_like(x), group, rank - 1).wait()
+    The tensor that was received is not used: each stage computes with its inputs.
+        Only the first stage takes those; on the others they show the shape of the tensor that comes.
+kept.append((x, y)) => kept.append((x, y if rank == last else (y - targets[k]).square().mean() / m))
+torch.empty_like(y) => torch.empty_like(x)
+y.backward(gradient) => y.backward()
+    Every stage compares its output with the targets.
+        Only the last has a loss; the others begin with the gradient that was sent.
 comm.send(x.grad, => comm.send(torch.ones_like(x),
-    Stages before the last get a gradient of ones.
-        Send the gradient of the tensor that came in, which backward fills.
+or
+y.backward(gradient) => y.backward(torch.ones_like(y))
+    Stages before the last begin backward with ones.
+        Send the gradient of the tensor that came in, which backward fills; the previous stage begins with that one.
 in loss:
 total += y.item() => total = y.item()
     The gradients are right, and the loss covers only the last microbatch.
@@ -184,9 +240,22 @@ sends.append(comm.send(x.grad, group, rank - 1)) => comm.send(x.grad, group, ran
     In the steady state two neighbours send at the same time, one an activation and one a gradient, and both wait.
         Start the send, go on, and wait for its handle at the end of the step.
 hangs
+min(last - rank, m), [] => last - rank, []
+for k in range(warmup): => for k in range(min(warmup, m)):
+x, y = kept.pop(0) => x, y = inputs[0], inputs[0]
+y.backward(gradient) => x, y = kept.pop(0); y.backward(gradient)
+    With fewer microbatches than ranks, a rank waits for the gradient of a microbatch that does not exist.
+        The warmup has min(m, p - 1 - r) microbatches, and the cooldown as many.
+hangs
 for _ in range(warmup): => for _ in range(0):
     The cooldown is missing: the gradients of the last microbatches are never received, and their senders wait.
         After the last forward a rank still has as many backwards to run as its warmup had forwards.
+"""
+
+ALSO_RIGHT = """
+comm.send(y.detach(), group, rank + 1) => comm.send(y, group, rank + 1)
+total += y.item() => total = total + y.detach()
+    What is sent has its graph, and the loss is a tensor.
 """
 
 EXERCISE = exercise(globals(), points=3, right=(one_f_one_b_step, by_its_list))
