@@ -228,6 +228,10 @@ def by_parallelize(world, model, inputs, targets, max_norm):
 
 
 MISTAKES = """
+in the mesh of the facts:
+dp=2, pp=2, tp=2 => tp=2, pp=2, dp=2
+    You changed the mesh: a shard, or its copies, are on different ranks than on dp=2, pp=2, tp=2.
+        Leave the mesh as it is in the program.
 in the loss, norms and row biases on tp ranks, the tied embedding on the first and the last stage:
 (targets != -100).sum() => dp.size * (y != -100).sum()
 comm.all_reduce(p.grad, fact.sum_over) => comm.all_reduce(p.grad, dp)
@@ -237,6 +241,10 @@ comm.all_reduce(p.grad, fact.sum_over) => comm.all_reduce(p.grad, dp)
 (targets != -100).sum() => dp.size * (y != -100).sum()
     Copies agree, but the loss is wrong: each dp rank divides by its own count, and the result is the mean of two means.
         A token counts more where fewer of them count. Every term has the same denominator, the global count.
+in all:
+(targets != -100).sum() => targets.numel()
+    You divide by all tokens. A target of -100 adds nothing to the loss.
+        Divide by the number of tokens that count, of the global batch.
 in weights on dp ranks:
 comm.all_reduce(p.grad, fact.sum_over) => comm.all_reduce(p.grad, tp)
     The two replicas drift apart: cut matrices are not summed over dp, whose ranks processed different sequences.
@@ -258,6 +266,9 @@ in the loss:
 return comm.all_reduce(result.loss, dp), facts => return result.loss, facts
     All weights may be right, but each rank returns its own term of the loss.
         The terms add up over dp.
+result.loss => execute(schedule, stages, pp, x, y, loss).loss
+    The loss is that after the step.
+        Return the loss that the forward of the step gave, before the weights changed.
 in after the step:
 clip([p.grad for p in parameters], squares, world, max_norm) =>
     The sums are right, and then nothing is clipped.
@@ -268,6 +279,9 @@ comm.all_reduce(p.grad, fact.sum_over) => comm.all_reduce(p.grad, fact.sum_over,
 fact.square(fact.parameter.grad) => fact.parameter.grad.square().sum()
     The clip counts each square once for every rank that holds it.
         Fact.square divides by the number of these ranks.
+in what was returned:
+returns result[0]
+    You return one thing. The check needs two: the loss and the facts.
 """
 
 ALSO_RIGHT = """
@@ -281,4 +295,6 @@ or return comm.all_reduce(result.loss, dp), facts => return comm.all_reduce(resu
     A list of facts that repeats each is the same list of parameters.
 """
 
-EXERCISE = exercise(globals(), points=3, right=(step_on_eight, by_parallelize), edited=(quick_step,), ranks=(8,), timeout_s=20)
+EXERCISE = exercise(
+    globals(), points=3, right=(step_on_eight, by_parallelize), edited=(quick_step,), ranks=(8,), timeout_s=20
+)
