@@ -1,6 +1,9 @@
 """13.4: a step on eight ranks that trains, and is wrong in two places."""
 
-from functools import partial
+import copy
+import math
+from dataclasses import replace
+from functools import cache, partial
 
 import torch
 from torch import nn
@@ -19,7 +22,7 @@ from lib.parallel import facts_of, parallelize
 from lib.pipeline.execute import execute
 from lib.pipeline.schedules.one_f_one_b import one_f_one_b
 from lib.pipeline.stage import cut, stages_of
-from lib.placement import Replicate, unshard
+from lib.placement import Replicate, sections, shard
 from lib.tensor_parallel.gpt import tensor_parallel
 from lib.tensor_parallel.vocab import vocab_parallel_loss
 
@@ -27,13 +30,15 @@ CONFIG = GPTConfig(vocab_size=16, context=8, d_model=8, num_layers=2, num_heads=
 SHAPE = MeshShape(dp=2, pp=2, tp=2)
 ROWS = 8
 EMBEDDING = "embed.token.weight"  # tied: the head uses it as well
-LOOSE = 10  # times the norm to which gradients are clipped
+CLIPPED, LOOSE = 0.8, 8  # of the norm, that to which gradients are clipped: so they are, and so they are not
 UNCLIPPED = "after a step that clips nothing"
 RETURNED, TWO, LOSS, AFTER = "what was returned", "a loss and facts", "the loss", "after the step"
 REPLICAS = "weights on dp ranks"
 NORMS, TIED = "norms and row biases on tp ranks", "the tied embedding on the first and the last stage"
 EQUAL, DRIFT = "equal", "different"
-make_sgd = partial(torch.optim.SGD, lr=0.1)
+MESH, AS_GIVEN, ANOTHER = "the mesh of the facts", "as given", "another"
+LR = 0.1
+make_sgd = partial(torch.optim.SGD, lr=LR)
 
 
 def inputs(generator, n):
@@ -41,13 +46,14 @@ def inputs(generator, n):
     tokens = torch.randint(CONFIG.vocab_size, (ROWS, CONFIG.context + 1), generator=generator)
     targets = tokens[:, 1:].clone()
     targets[: ROWS // 2, 2:] = -100
-    given = {"seed": whole(generator, 0, 2**30), "inputs": tokens[:, :-1].contiguous(), "targets": targets}
-    model, _ = with_gradients(given)
-    norm = nn.utils.clip_grad_norm_(model.parameters(), 1)
-    return [given | {"max_norm": 0.8 * norm.item()} for _ in range(n)]
+    model = a_model(whole(generator, 0, 2**30))
+    given = {"model": model, "inputs": tokens[:, :-1].contiguous(), "targets": targets}
+    norm, _, weights = by_one_process(given)
+    marks = {name: mark(w) for name, w in weights[AFTER].items()}
+    return [given | {"max_norm": CLIPPED * norm, "marks": marks}] * n
 
 
-def model_of(seed):
+def a_model(seed):
     """In float64, with biases and norms that are not all 0 and 1."""
     with torch.random.fork_rng(devices=()):
         torch.manual_seed(seed)
@@ -58,16 +64,39 @@ def model_of(seed):
     return model
 
 
-def with_gradients(given):
-    model = model_of(given["seed"])
+def by_one_process(given):
+    """The norm of the gradient and the loss before a step, and the weights after one that clips, or does not."""
+    model = copy.deepcopy(given["model"])
     loss = mean_loss(model(given["inputs"]), given["targets"])
     loss.backward()
-    return model, loss.item()
+    norm, weights = nn.utils.clip_grad_norm_(model.parameters(), math.inf).item(), {}
+    for after, most in ((UNCLIPPED, LOOSE), (AFTER, CLIPPED)):
+        nn.utils.clip_grad_norm_(model.parameters(), most * norm)
+        weights[after] = {name: p.detach() - LR * p.grad for name, p in model.named_parameters()}
+    return norm, loss.item(), weights
+
+
+def mark(x):
+    """A number for all elements and their places."""
+    return (x.detach().double().flatten() @ torch.arange(x.numel()).double().cos()).item()
 
 
 def body(answer, world, given):
+    found = of_step(answer, world, given, given["max_norm"], AFTER)
+    weights = {name.removesuffix(f" {AFTER}"): x for name, x in found.items() if name.endswith(AFTER)}
+    right = bool(weights) and all(name in given["marks"] for name in weights)
+    right = right and all(abs(mark(x) - given["marks"][name]) < 1e-6 for name, x in weights.items())
+    # A clip hides a factor on all gradients: if nothing else is wrong, once more, where there is nothing to clip.
+    if comm.all_reduce(torch.tensor(int(right)), world, "min"):
+        again = of_step(answer, world, given, given["max_norm"] * LOOSE / CLIPPED, UNCLIPPED)
+        found |= {name: x for name, x in again.items() if name.endswith(UNCLIPPED)}
+    return found
+
+
+def of_step(answer, world, given, max_norm, after):
+    """The results of a step."""
     batch = given["inputs"].clone(), given["targets"].clone()
-    result = answer(world, model_of(given["seed"]), *batch, given["max_norm"])
+    result = answer(world, copy.deepcopy(given["model"]), *batch, max_norm)
     loss, facts = several(result, 2)
     loss = loss.item() if is_dense(loss) and loss.numel() == 1 else loss  # a number, in any form
     facts = [*facts] if isinstance(facts, (list, tuple)) else []
@@ -75,11 +104,32 @@ def body(answer, world, given):
     complete = len(names) == len(facts) and EMBEDDING in names
     if not comm.all_reduce(torch.tensor(int(complete)), world, "min"):
         return {RETURNED: kind(result)}
-    weights = {f"{f.name} {AFTER}": unshard(f.parameter, f.placement, f.cut_over) for f in facts}
-    found = {RETURNED: TWO, LOSS: loss, **copies(facts, world), **weights}
-    # A clip hides a factor on all gradients: once more, where there is nothing to clip.
-    _, facts = answer(world, model_of(given["seed"]), *batch, LOOSE * given["max_norm"])
-    return found | {f"{f.name} {UNCLIPPED}": unshard(f.parameter, f.placement, f.cut_over) for f in facts}
+    weights = {f"{name} {after}": x for name, x in unsharded(facts).items()}
+    return {RETURNED: TWO, LOSS: loss, MESH: mesh_of(facts, world.rank), **copies(facts, world), **weights}
+
+
+def mesh_of(facts, rank):
+    """Whether the ranks of a cut weight are those of the mesh, along tp and along dp."""
+    cut = [fact for fact in facts if fact.name != EMBEDDING and not isinstance(fact.placement, Replicate)]
+    along = [next(ranks for ranks in SHAPE.groups(axis) if rank in ranks) for axis in ("tp", "dp")]
+    return AS_GIVEN if cut and [cut[0].cut_over.ranks, cut[0].sum_over.ranks] == along else ANOTHER
+
+
+def unsharded(facts):
+    """The full weights by name: one message has this rank's shards of all."""
+    cut = [fact for fact in facts if not isinstance(fact.placement, Replicate)]
+    wholes = {fact.name: fact.parameter.detach().clone() for fact in facts}
+    pieces = {fact.name: {} for fact in cut}  # by their place in the full weight
+    if cut:
+        group, shards = cut[0].cut_over, [fact.parameter.detach() for fact in cut]
+        everyones = comm.all_gather(torch.cat([x.flatten() for x in shards]), group).chunk(group.size)
+        for rank, of_rank in enumerate(everyones):
+            for fact, x, part in zip(cut, shards, of_rank.split([x.numel() for x in shards]), strict=True):
+                part = part.view(x.shape).to(x.dtype)
+                for dim, start, place, size in sections(fact.placement, x.shape, replace(group, rank=rank)):
+                    pieces[fact.name][place] = part.narrow(dim, start, size)
+    dims = {fact.name: fact.placement.dim for fact in cut}
+    return wholes | {name: torch.cat([x for _, x in sorted(of.items())], dims[name]) for name, of in pieces.items()}
 
 
 def copies(facts, world):
@@ -99,20 +149,14 @@ def copies(facts, world):
 
 
 def reference(given):
-    weights, found = {}, []
-    for after, most in ((AFTER, 1), (UNCLIPPED, LOOSE)):
-        model, loss = with_gradients(given[0])
-        nn.utils.clip_grad_norm_(model.parameters(), most * given[0]["max_norm"])
-        make_sgd(model.parameters()).step()
-        weights |= {(name, after): p.detach() for name, p in model.named_parameters()}
-    for rank in range(len(given)):
-        stage = SHAPE.coordinates(rank)["pp"]
-        piece = cut(model_of(0), 2)[stage]
+    _, loss, weights = by_one_process(given[0])
+    right = {RETURNED: TWO, LOSS: loss, MESH: AS_GIVEN, REPLICAS: EQUAL, NORMS: EQUAL, TIED: EQUAL}
+    of_stages = []
+    for stage, piece in enumerate(cut(copy.deepcopy(given[0]["model"]), SHAPE.sizes["pp"])):
         tied = {users[stage]: users[0] for users in piece.used_by}
         names = [tied.get(name, name) for name, _ in piece.named_parameters()]
-        right = {RETURNED: TWO, LOSS: loss, REPLICAS: EQUAL, NORMS: EQUAL, TIED: EQUAL}
-        found.append(right | {f"{name} {after}": x for (name, after), x in weights.items() if name in names})
-    return found
+        of_stages.append(right | {f"{name} {after}": w[name] for after, w in weights.items() for name in names})
+    return [of_stages[SHAPE.coordinates(rank)["pp"]] for rank in range(len(given))]
 
 
 def step_on_eight(world, model, inputs, targets, max_norm):
@@ -141,6 +185,41 @@ def step_on_eight(world, model, inputs, targets, max_norm):
     return comm.all_reduce(result.loss, dp), facts
 
 
+def quick_step(world, model, inputs, targets, max_norm):
+    """The same with one microbatch, in modules that wrong programs share, as many of them run after a FAIL."""
+    mesh, schedule, stages, facts = made_once(world, dp=2, pp=2, tp=2)
+    dp, pp, tp = (mesh.group(axis) for axis in ("dp", "pp", "tp"))
+    parameters = [fact.parameter for fact in facts]
+    for fact in facts:
+        fact.parameter.data.copy_(shard(model.get_parameter(fact.name), fact.placement, tp))
+        fact.parameter.grad = None
+    optimizer = torch.optim.SGD(parameters, lr=0.1)
+
+    mine = rows_of_rank(len(inputs), dp.rank, dp.size)
+    x, y = inputs[mine], targets[mine]
+    count = (targets != -100).sum()
+    loss = partial(vocab_parallel_loss, group=tp, count=count)
+    result = execute(schedule, stages, pp, x, y, loss)
+
+    for fact in facts:
+        p = fact.parameter
+        p.grad = comm.all_reduce(p.grad, fact.sum_over)
+    squares = [fact.square(fact.parameter.grad) for fact in facts]
+    clip([p.grad for p in parameters], squares, world, max_norm)
+    optimizer.step()
+    return comm.all_reduce(result.loss, dp), facts
+
+
+@cache
+def made_once(world, **sizes):
+    """Mesh, schedule, stages and facts of this rank."""
+    mesh, model = Mesh(MeshShape(**sizes), world), GPT(CONFIG).double()
+    schedule = one_f_one_b(sizes["pp"], 1)
+    tensor_parallel(model, mesh.group("tp"), sequence_parallel=True)
+    stages = stages_of(model, schedule, mesh.group("pp").rank)
+    return mesh, schedule, stages, facts_of(stages, mesh, schedule.rank_of)
+
+
 def by_parallelize(world, model, inputs, targets, max_norm):
     """By the library, with a different schedule and number of microbatches, without sequence parallelism."""
     layout = Layout(dp=2, pp=2, tp=2, schedule="gpipe", microbatches=4)
@@ -149,6 +228,10 @@ def by_parallelize(world, model, inputs, targets, max_norm):
 
 
 MISTAKES = """
+in the mesh of the facts:
+dp=2, pp=2, tp=2 => tp=2, pp=2, dp=2
+    You changed the mesh: a shard, or its copies, are on different ranks than on dp=2, pp=2, tp=2.
+        Leave the mesh as it is in the program.
 in the loss, norms and row biases on tp ranks, the tied embedding on the first and the last stage:
 (targets != -100).sum() => dp.size * (y != -100).sum()
 comm.all_reduce(p.grad, fact.sum_over) => comm.all_reduce(p.grad, dp)
@@ -158,6 +241,10 @@ comm.all_reduce(p.grad, fact.sum_over) => comm.all_reduce(p.grad, dp)
 (targets != -100).sum() => dp.size * (y != -100).sum()
     Copies agree, but the loss is wrong: each dp rank divides by its own count, and the result is the mean of two means.
         A token counts more where fewer of them count. Every term has the same denominator, the global count.
+in all:
+(targets != -100).sum() => targets.numel()
+    You divide by all tokens. A target of -100 adds nothing to the loss.
+        Divide by the number of tokens that count, of the global batch.
 in weights on dp ranks:
 comm.all_reduce(p.grad, fact.sum_over) => comm.all_reduce(p.grad, tp)
     The two replicas drift apart: cut matrices are not summed over dp, whose ranks processed different sequences.
@@ -179,6 +266,9 @@ in the loss:
 return comm.all_reduce(result.loss, dp), facts => return result.loss, facts
     All weights may be right, but each rank returns its own term of the loss.
         The terms add up over dp.
+result.loss => execute(schedule, stages, pp, x, y, loss).loss
+    The loss is that after the step.
+        Return the loss that the forward of the step gave, before the weights changed.
 in after the step:
 clip([p.grad for p in parameters], squares, world, max_norm) =>
     The sums are right, and then nothing is clipped.
@@ -189,12 +279,14 @@ comm.all_reduce(p.grad, fact.sum_over) => comm.all_reduce(p.grad, fact.sum_over,
 fact.square(fact.parameter.grad) => fact.parameter.grad.square().sum()
     The clip counts each square once for every rank that holds it.
         Fact.square divides by the number of these ranks.
+in what was returned:
+returns result[0]
+    You return one thing. The check needs two: the loss and the facts.
 """
 
 ALSO_RIGHT = """
-one_f_one_b(pp.size, 2) => one_f_one_b(pp.size, 4)
 return comm.all_reduce(result.loss, dp), facts => return [comm.all_reduce(result.loss, dp).item(), facts]
-    A list, with more microbatches.
+    A list.
 """
 
 EQUIVALENT = """
@@ -203,4 +295,6 @@ or return comm.all_reduce(result.loss, dp), facts => return comm.all_reduce(resu
     A list of facts that repeats each is the same list of parameters.
 """
 
-EXERCISE = exercise(globals(), points=3, right=(step_on_eight, by_parallelize), ranks=(8,), timeout_s=20)
+EXERCISE = exercise(
+    globals(), points=3, right=(step_on_eight, by_parallelize), edited=(quick_step,), ranks=(8,), timeout_s=20
+)
