@@ -17,8 +17,8 @@ def filled(hint: str) -> str:
     return textwrap.fill(hint, 96, break_on_hyphens=False)
 
 
-def difference(got: list[Data], expected: list[Data], tolerances: Tolerances) -> str:
-    """The first entry that differs, in words."""
+def difference(got: list[Data], expected: list[Data], tolerances: Tolerances, is_fixed: bool = False) -> str:
+    """The first entry that differs, in words; without what is expected where that is the solution."""
     for rank, (mine, right) in enumerate(zip(got, expected, strict=True)):
         for name, value in right.items():
             if not same(mine, {name: value}, tolerances):
@@ -29,7 +29,8 @@ def difference(got: list[Data], expected: list[Data], tolerances: Tolerances) ->
                 digits = next((n for n in (4, 10) if _short(value, n) != _short(found, n)), 17)
                 value, found = (_short(x, digits) for x in (value, found))
                 found += MISSING if found == "None" != value else ""
-                return f"{who}{place} is not right.\n  expected  {value}\n  got       {found}"
+                lines = [f"{who}{place} is not right.", f"  expected  {value}", f"  got       {found}"]
+                return "\n".join(lines[:: 1 + is_fixed])
     return "The result is not right."
 
 

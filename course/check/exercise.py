@@ -8,6 +8,7 @@ the first that returns the same is the learner's mistake, and has the hint.
 
 from __future__ import annotations
 
+import inspect
 import operator
 import string
 from collections.abc import Callable, Iterable, Sequence
@@ -112,6 +113,12 @@ class Exercise:
     def chapter(self) -> str:
         """Its number in two digits, `"03"`."""
         return self.id.partition(".")[0]
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether an answer has no arguments: then what is expected is the solution itself, and never printed."""
+        first = self.right[0] if self.right else None
+        return inspect.isfunction(first) and not inspect.signature(first).parameters
 
 
 def with_variants(exercise: Exercise, *variants: Exercise) -> Exercise:

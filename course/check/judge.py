@@ -100,8 +100,9 @@ def _outcome(wrong: WrongPrograms, answer: int, at: int, part: str) -> Outcome:
         return (FAIL, f"{filled(USES_COMM)}\n  {line}") if line else (PASS,)
     if mistake := wrong.named(answer, at, part):
         return FAIL, filled(mistake.hint) + _seen(got, part), mistake
-    slip = named_slip(got, right, tolerances)
-    return FAIL, filled(slip) + "\n" * bool(slip) + difference(got, right, tolerances) + _seen(got, part)
+    is_fixed = wrong.exercise.is_fixed
+    slip = "" if is_fixed else named_slip(got, right, tolerances)
+    return FAIL, filled(slip) + "\n" * bool(slip) + difference(got, right, tolerances, is_fixed) + _seen(got, part)
 
 
 def cases_of(exercise: Exercise) -> list[tuple[int, str]]:

@@ -286,6 +286,18 @@ def test_a_wrong_program_that_raises_names_nothing():
     assert [case.hint for case in cases] == ["It doubles."]
 
 
+@pytest.mark.parametrize("exercise_id", ["08.3", "14.2", "16.4"])
+def test_of_an_answer_without_arguments_what_is_expected_is_not_printed(exercise_id):
+    exercise = EXERCISES[exercise_id]
+    assert exercise.is_fixed and not EXERCISES["03.1"].is_fixed
+    (right,) = in_ranks(exercise, exercise.right[:1], exercise.inputs(torch.Generator(), 1))[0]
+    ((case,),) = judge(
+        exercise, [lambda: [["none", "of", "them", "here"][: 3 + (exercise_id == "14.2")]] * 3], seed=1
+    )
+    assert case.status == "FAIL" and "got       'none'" in case.hint
+    assert "expected" not in case.hint and not any(repr(value) in case.hint for value in right.values())
+
+
 # ---- what else can happen to an answer ------------------------------------------------------------------------------
 
 

@@ -53,6 +53,10 @@ stages[-1] += head_s =>
 m * stages[-1] + sum(stages[:-1]) => (m - 1) * max(stages) + sum(stages)
     The head is missing.
         It belongs to the last rank, and makes it the slowest rank here.
+stages[-1] += head_s =>
+m * stages[-1] => m * stages[-1] + head_s
+    You add the head once.
+        It belongs to the last rank, and runs for each microbatch: it costs m times its seconds.
 m * stages[-1] => m * sum(stages) / len(stages)
     The m microbatches run at the mean pace of the ranks.
         Each passes every rank, so the slowest sets the pace.
@@ -69,10 +73,26 @@ or returns (m + len(blocks) - 1) * (blocks[-1] * block_s + head_s)
 sum(stages[:-1]) => (len(stages) - 1) * stages[0]
     You fill the pipeline p - 1 times with the first rank.
         Here each rank has its own number of blocks.
+=> (len(stages) - 1) * sum(stages) / len(stages)
+or => (len(stages) - 1) * (sum(blocks) / len(blocks) * block_s + messages)
+    You fill the pipeline p - 1 times with the mean of all ranks. It holds the last one, which never waits.
+        Add up the other ranks, each with its own seconds.
+=> sum(n * block_s for n in blocks[:-1])
+    The slowest rank has its messages, and the ranks of the bubble have none.
+        The first microbatch crosses each boundary, too: two messages for each of the other ranks.
+=> sum(stages[:-1]) / 2
+    Your bubble is half of the right one.
+        The first microbatch goes down and up again: each of the other ranks runs forward and backward, once.
+=> 2 * sum(stages[:-1])
+    Your bubble is twice the right one.
+        `block_s` holds forward and backward: on the way down and up each of the other ranks works for it once.
 => sum(stages)
     The slowest rank is counted m + 1 times.
         For its microbatches, and in the bubble, which holds only the others.
-=> m * sum(stages[:-1])
+m * stages[-1] + => (m - 1) * stages[-1] +
+    The slowest rank is counted m - 1 times, and is not in the bubble either.
+        It computes m microbatches.
+sum(stages[:-1]) => m * sum(stages[:-1])
     Every rank counts m times, as if one microbatch had to leave the pipeline before the next one enters.
         Only the slowest rank counts m times; the others work at the same time.
 2 * message_s if len(blocks) > 1 else 0 => 0
@@ -81,7 +101,23 @@ sum(stages[:-1]) => (len(stages) - 1) * stages[0]
 => message_s if len(blocks) > 1 else 0
     You count one message per microbatch.
         There is one forward and one back.
-=> 2 * message_s
+[n * block_s + messages for n in blocks] => [n * block_s + 2 * messages for n in blocks]
+or
+=> [n * block_s + messages * (1 + (0 < i < len(blocks) - 1)) for i, n in enumerate(blocks)]
+    You count four messages per microbatch, on a rank between two others or on each.
+        The task counts two on each rank, anywhere in the pipeline.
+[n * block_s + messages => [2 * n * block_s + messages
+or
+=> [3 * n * block_s + messages
+or
+=> [2 * n * block_s + messages
++= head_s => += 2 * head_s
+or
+[n * block_s + messages => [3 * n * block_s + messages
++= head_s => += 3 * head_s
+    Your blocks take two or three times their seconds, as if backward were still missing.
+        `block_s` and `head_s` hold forward and backward.
+2 * message_s if len(blocks) > 1 else 0 => 2 * message_s
     You count messages in a pipeline of a single rank.
         p = 1 has no boundary.
 max(0, sums_s - hidden_s) => sums_s
@@ -90,6 +126,9 @@ max(0, sums_s - hidden_s) => sums_s
 => sums_s - hidden_s
     Where backward could hide more than there is, your step gets too short.
         Hide at most all: max(0, sums - hidden).
+=> m * max(0, sums_s - hidden_s)
+    You add the sum of the gradients m times.
+        It runs once per step, after the last microbatch.
 => 0
     The sum of the gradients is missing.
         Add what backward does not hide of it: max(0, sums - hidden).

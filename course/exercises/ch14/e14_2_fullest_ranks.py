@@ -67,6 +67,12 @@ def rounded():
 
 
 MISTAKES = """
+returns [(end, *(x * 1e9 / 2**30 for x in numbers)) for end, *numbers in result]
+    Your numbers are in GiB, of 2³⁰ bytes.
+        A GB has 10⁹ bytes.
+returns [(end, *(1e9 * x for x in numbers)) for end, *numbers in result]
+    Your numbers are in bytes.
+        A GB has 10⁹ bytes.
 "first", states_a => "last", states_a
 or
 "first", states_b => "last", states_b
@@ -89,6 +95,37 @@ or
 (16 * block + end) / 4 => 16 * block / 4
     the first rank also holds the embedding, the last rank the head.
         V·h parameters, divided by t.
+(8 * block + end) / 8 => (8 * block / 8 + end)
+or
+(16 * block + end) / 8 => (16 * block / 8 + end)
+or
+(16 * block + end) / 4 => (16 * block / 4 + end)
+    you do not divide the embedding, or the head, by t.
+        Tp cuts both over the vocabulary: each of its ranks has V·h/t parameters.
+(8 * block + end) => (8 * block + 2 * end)
+or
+(16 * block + end) / 8 => (16 * block + 2 * end) / 8
+or
+(16 * block + end) / 4 => (16 * block + 2 * end) / 4
+    you count embedding and head on the same rank.
+        With a pipeline the first rank has the embedding, and the last rank has the head.
+(8 * block + end) / 8 => (8 * block + end)
+or
+(16 * block + end) / 8 => (16 * block + end)
+or
+(16 * block + end) / 4 => (16 * block + end)
+    tp does not divide your model states.
+        Each of its ranks has 1/t of every matrix.
+(8 * block + end) => (64 * block + end)
+or
+(16 * block + end) / 8 => (64 * block + end) / 8
+or
+(16 * block + end) / 4 => (64 * block + end) / 4
+    your model states are those of all 64 blocks.
+        A rank of the pipeline has 64/p of them.
+(16 * block + end) / 8 => (4 * block + end) / 8
+    your model states are those of one stage.
+        With v stages per rank a rank has v of them: 64/p blocks.
 states_a = 18 => states_a = 18 / 2
     without ZeRO every replica keeps all model states of its stage.
         Dp divides nothing there.
@@ -112,7 +149,8 @@ acts_a = 4 * 8 => acts_a = 8 * 8
     you keep all 32 microbatches, as GPipe does.
         Under interleaved 1F1B the first rank keeps p·(1 + (p-1)/(p·v)).
 states_a, acts_a => states_a, acts_a / 8
-or
+    your activations are divided by t twice, or they are those of a single block.
+        The task gives the bytes of a block on one rank, and a rank has 64/p blocks.
 states_b, acts_b => states_b, acts_b / 8
 or
 states_c, acts_c => states_c, acts_c / 4
@@ -124,18 +162,44 @@ acts_a = 4 * 8 => acts_a = 8
 4 * (1 + 3 / 16) => 1
     these are one microbatch's activations.
         Interleaved 1F1B keeps p·(1 + (p-1)/(p·v)) of them on the first rank.
+acts_a = 4 * 8 * 34 * x / 8 => acts_a = 4 * 8 * 34 * x
+    your activations are not divided by t, or they are those of all 64 blocks.
+        With sequence parallelism each of the t ranks keeps 1/t of them, and a rank of the pipeline has 64/p blocks.
+4 * (1 + 3 / 16) * 16 => 4 * (1 + 3 / 16) * 64
+    your activations are those of all 64 blocks.
+        A rank of the pipeline has 64/p of them.
+4 * (1 + 3 / 16) * 16 * 34 * x / 8 => 4 * (1 + 3 / 16) * 16 * 34 * x
+or
+(16 * 2 + 34) * 2 * x / 4 => (16 * 2 + 34) * 2 * x
+    your activations are not divided by t.
+        With sequence parallelism each of the t ranks keeps 1/t of them.
+4 * (1 + 3 / 16) * 16 => 4 * (1 + 3 / 16) * 4
+    you keep the activations of one stage.
+        A rank has v = 4 stages, 16 blocks in all.
+(16 * 2 + 34) * 2 * x => (16 * 2 + 34) * x
+    these are the activations of one sequence.
+        A microbatch of this layout has b = 2 sequences.
 (16 * 2 + 34) => 16 * 34
     you keep the insides of all blocks.
         With full recomputation a rank keeps their inputs, and the insides of one.
 => 16 * 2
     full recomputation keeps the inputs of all blocks.
         While a block runs backward, its inside is kept as well.
+=> 34
+    these are the insides of one block alone.
+        The inputs of all blocks of the rank are kept as well, until backward begins there.
 => (4 * 16 * 2 + 34)
-    these are the activations of the first rank, with four microbatches in flight.
-        The last rank has one.
+    you keep the inputs of 64 blocks: of four microbatches, as the first rank does, or of all four ranks.
+        The last rank has one microbatch in flight, and 64/p blocks.
 vocabulary / 4 => vocabulary
-    your logits cover the full vocabulary.
-        It is cut over tp.
+    your logits are four times as many: of the full vocabulary, or of four microbatches.
+        The vocabulary is cut over tp, and logits are kept for one microbatch at a time.
+14 * 2 * s => 14 * s
+    these are the logits of one sequence.
+        A microbatch of this layout has b = 2 sequences.
+acts_c, logits_c => acts_c, 0
+    the rank with the highest peak has logits here.
+        Compare what the first rank keeps more of with 14 bytes for each logit of a microbatch.
 14 * 2 * s => 2 * 2 * s
     the head computes 2 bytes per logit.
         The loss makes it 14 at its peak.
@@ -147,12 +211,13 @@ acts_b, 0 => acts_b, 14 * s * vocabulary / 8 / 1e9
 """
 
 
-def of_its_entry(mistake):
-    """Each of these edits changes one entry, which the hint names and which alone must agree."""
+def of_its_entries(mistake):
+    """The entries that an edit changes must agree, and no others; the hint names the entry, if it is one."""
     tables = zip(LAYOUTS, fullest_ranks(), mistake.wrong.load()())
-    ((name, what),) = [(n, w) for n, *rows in tables for w, x, y in zip(WHATS, *rows) if x != y]
-    return replace(mistake, hint=f"Layout {name}: {mistake.hint}", about=(f"layout {name}: {what}",))
+    changed = [f"layout {name}: {what}" for name, *rows in tables for what, x, y in zip(WHATS, *rows) if x != y]
+    of = f"L{changed[0][1:].partition(':')[0]}: " if len(changed) == 1 else ""
+    return replace(mistake, hint=of + mistake.hint, about=tuple(changed))
 
 
 EXERCISE = exercise(globals(), points=3, right=(fullest_ranks, by_the_planner, rounded), ranks=(1,))
-EXERCISE = replace(EXERCISE, mistakes=tuple(map(of_its_entry, EXERCISE.mistakes)))
+EXERCISE = replace(EXERCISE, mistakes=tuple(map(of_its_entries, EXERCISE.mistakes)))
