@@ -28,9 +28,10 @@ def difference(got: list[Data], expected: list[Data], tolerances: Tolerances, is
                 who = f"Rank {rank}: " if len(got) > 1 else ""
                 digits = next((n for n in (4, 10) if _short(value, n) != _short(found, n)), 17)
                 value, found = (_short(x, digits) for x in (value, found))
-                found += MISSING if found == "None" != value else ""
-                lines = [f"{who}{place} is not right.", f"  expected  {value}", f"  got       {found}"]
-                return "\n".join(lines[:: 1 + is_fixed])
+                may_be_none = any(one is None for one in right.values())  # then a None is an answer, too
+                found += MISSING if found == "None" != value and not may_be_none else ""
+                expected = "" if is_fixed else f"\n  expected  {value}"
+                return f"{who}{place} is not right.{expected}\n  got       {found}"
     return "The result is not right."
 
 

@@ -15,6 +15,7 @@ from torch.distributed import all_gather  # by its name: what it sends is heard 
 from course import check as checks
 from course.check import check, missing, progress, record
 from course.check.__main__ import main
+from course.check.catalogue import EXERCISES
 from course.check.exercise import known_number
 from course.check.source import read_notebook
 from course.exercises.ch03.e03_2_global_gradient import global_gradient
@@ -443,6 +444,16 @@ TOLD = [  # exercise, an answer, and words of its verdict: none of a PASS
 @pytest.mark.parametrize("row", TOLD, ids=lambda row: row[0])
 def test_what_is_said(row):
     assert_told(*row)
+
+
+def test_no_return_is_missed_where_none_is_a_right_result():
+    def is_strict(num_parameters, ranks, memory_bytes):
+        """Where stage 2 fits, it finds that none does."""
+        stage = EXERCISES["01.2"].right[0](num_parameters, ranks, memory_bytes)
+        return None if stage == 2 else stage
+
+    text = assert_told("01.2", is_strict, "expected 2", "got None")
+    assert "return" not in text
 
 
 def test_what_an_answer_prints_comes_before_its_verdict(capsys):

@@ -18,8 +18,15 @@ def body(answer, group, given):
     found = {}
     for case in given["cases"]:
         result, title = answer(*case), call("state_bytes", case)
-        found |= {f'{title}["{kind}"]': result.get(kind) if isinstance(result, dict) else None for kind in KINDS}
+        found |= {f'{title}["{kind}"]': of_kind(result, kind) for kind in KINDS}
     return found
+
+
+def of_kind(result, kind):
+    """The entry of a dict, or in words what there is in its place."""
+    if not isinstance(result, dict):
+        return result if result is None else f"no dict: a {type(result).__name__}"
+    return result.get(kind, f"no such key in {', '.join(map(str, result)) or 'an empty dict'}")
 
 
 def state_bytes(matrices, q, precision, optimizer):
@@ -61,6 +68,9 @@ MISTAKES = """
 (master_bytes + 4 * moments) => (4 * moments)
     The sum is right. But master weights belong to the optimizer.
         Only its step reads them, and ZeRO-1 shards them.
+4 if precision == "mixed" else 0 => 4 if precision == "mixed" and optimizer == "Adam" else 0
+    You have master weights with Adam alone.
+        SGD steps float32 copies too: under each optimizer, 4 bytes per trained parameter.
 "Adam": 2 => "Adam": 1
     You keep one moment per parameter.
         Adam keeps two, of the gradient and of its square.
@@ -70,6 +80,16 @@ MISTAKES = """
 number_bytes * trained => 4 * trained
     You keep gradients in float32, as some frameworks do (18 bytes with Adam).
         Here they have the parameters' 2 bytes.
+if q is None => if True
+    You count a run that trains all matrices, also where there are adapters.
+        With a number q the matrices are frozen, and the adapters beside them are trained.
+sum(q * (rows + columns) for => sum(q * rows for
+or sum(q * (rows + columns) for => sum(q * columns for
+    You count one small matrix beside each matrix. There are two.
+        Their elements are rows · q and q · columns.
+sum(q * (rows + columns) for => sum(q * rows * columns for
+    Your adapters have q times as many elements as the matrices. They are small.
+        Their elements are rows · q and q · columns.
 number_bytes * trained => number_bytes * (frozen + trained)
 (master_bytes + 4 * moments) * trained => (master_bytes + 4 * moments) * (frozen + trained)
     With adapters you count all states of the frozen matrices as well.
@@ -83,6 +103,15 @@ in ["gradient"]: number_bytes * trained => number_bytes * (frozen + trained)
 in ["optimizer"]: (master_bytes + 4 * moments) * trained => (master_bytes + 4 * moments) * (frozen + trained)
     Your optimizer keeps states of frozen matrices.
         It updates the adapters alone: moments and master weights of these.
+=> (master_bytes + 0 * moments) * trained
+    You count no moments. The first step has made them, and the second reads them.
+        Add 4 bytes per trained parameter and moment.
+=> (master_bytes + 4 * moments) * trained + (moments == 2) * 4 * len(matrices) * (1 if q is None else 2)
+    You also count Adam's step counts, 4 bytes for each tensor.
+        Here the optimizer holds moments and master weights.
+in ["gradient"]: number_bytes * trained => 0
+    You count no gradients. Right before the step they are there, and the step reads them.
+        Count the gradients of what is trained.
 in ["parameter"]:
 number_bytes * (frozen + trained) => number_bytes * trained
     With adapters your parameters are the adapters'.
