@@ -335,7 +335,7 @@ TOLD = [  # exercise, an answer, and words of its verdict: none of a PASS
     ),
     ("04.1", lambda x, group: x, "the part is not right", "got None"),
     ("04.4", reduces_now_and_then, "got 'gradients leave after 3, 5 of 5 microbatches'"),
-    ("05.1", partial(forward_with_the_next_layer_coming, ahead=4), "four layers or more are in memory"),
+    ("05.1", partial(forward_with_the_next_layer_coming, ahead=4), "three layers or more are in memory"),
     ("05.2", OnlyForward, "TODO", "Replace"),
     ("05.2", lambda x, shard, compute: x, "has no attribute 'apply'"),
     ("05.4", reads_too_far, "there were 4 ranks, counted from 0", "in reads_too_far"),
