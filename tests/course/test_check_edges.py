@@ -354,7 +354,7 @@ TOLD = [  # exercise, an answer, and words of its verdict: none of a PASS
         "Your choice, zero-3, kept, m = ",
     ),
     ("05.7", lambda *given: (*by_search(*given)[:4], 1e9), "2/3 points", "the defence, at ["),
-    ("06.1", collects_the_weights, "but you send more than one all-reduce"),
+    ("06.1", collects_the_weights, "you send more than one all-reduce"),
     ("06.1", names_our_group, "omit group=", "in names_our_group"),
     ("06.1", lambda *given: comm.all_reduce_start(given[0], given[-1]), "a handle without a wait"),
     ("06.2", right_layer_differentiable_once),
