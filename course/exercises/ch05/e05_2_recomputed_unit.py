@@ -150,10 +150,11 @@ dist.reduce_scatter(mine, list(of_full.chunk(n))) => mean = averaged(of_full)
 return of_x, mine / n => return of_x, mean.chunk(n)[dist.get_rank()]
     The gradients are right, but an all-reduce sends twice the bytes.
         A rank needs only its own shard: reduce-scatter.
-in gradient:
-in y: return compute(gathered(shard), x) => return compute(gathered(shard.float()).double(), x)
-    The parameters are float32 on the way, and the shards are float64: half of their digits are lost.
+in y:
+return compute(gathered(shard), x) => return compute(gathered(shard.float()).double(), x)
+    In forward the parameters are float32 on the way, and the shards are float64: half of their digits are lost.
         Gather in the dtype of the shard: torch.empty_like(shard) has it.
+in gradient:
 return of_x, mine / n, None => return of_x, mine, None
     The gradient of the shard is n times too large: it is the sum over the ranks, not the mean.
         Divide by n.
