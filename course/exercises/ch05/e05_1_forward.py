@@ -1,10 +1,15 @@
 """05.1: the output of a stack of layers, each gathered when its turn comes."""
 
+import time
+import weakref
 from collections import deque
+from functools import partial
 
 import torch
 from torch import distributed as dist
-from torch.nn.functional import linear
+from torch.nn.functional import linear, pad
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from course.check.edits import exercise
 from course.check.exercise import AS_NEEDED, random, shards_of
@@ -13,7 +18,7 @@ from lib import comm
 from lib.memory import MemoryTracker
 
 SIZES = ((17, 11), *((13, 17), (17, 13)) * 5, (7, 17))  # (out, in); there is padding on 3 ranks and on 4
-FEW, MANY = "one or two layers at a time", "four layers or more at the same time"
+FEW, MANY = "one or two layers at a time", "three layers or more at the same time"
 FACTS = {"what was gathered": FEW, "what was sent": AS_NEEDED}
 MOST = 5  # largest layers: of two layers, each may be there as parts, joined, and in a buffer of gloo
 TRIES = 3  # gloo's thread may free a buffer some time after wait(): of peaks near the limit, the least counts
@@ -25,19 +30,66 @@ def inputs(generator, n):
 
 
 def body(answer, group, given):
-    heard, n, layers = listen(), group.size, float("inf")
+    n, peak, layers, flying = group.size, float("inf"), Layers(group.rank), 0
     largest = max(out * into + out for out, into in SIZES) * given["x"].element_size()
+
+    def starts(call):
+        nonlocal flying
+        flying += 1
+        if layers.shards and not layers.are_more:
+            layers.are_more = flying > 2 or not soon(lambda: layers.present() <= 2)
+
+    def waits(call):
+        nonlocal flying
+        flying -= 1
+
+    heard = listen(starts, waits)
     for _ in range(TRIES):
         heard.forget()
         x, shards, memory = given["x"].clone(), [shard.clone() for shard in given["shards"]], MemoryTracker()
         memory.count_as("parameter", *shards)
-        with memory:
+        layers.shards = shards
+        with memory, layers:
             y = answer(x, shards, list(SIZES), group)
-        sent = heard.amount(n, 1.1 * (n - 1) * sum(shard.nbytes for shard in given["shards"]))
-        layers = min(layers, memory.peak_by_kind["activation"] / largest)
-        if not comm.all_reduce(torch.tensor(MOST < layers < 2 * MOST, dtype=torch.int32), group, "max"):
+        layers.shards = []  # the messages of other answers are heard, too
+        sent = heard.calls_if_more(n, 1.1 * (n - 1) * sum(shard.nbytes for shard in given["shards"]))
+        peak = min(peak, memory.peak_by_kind["activation"] / largest)
+        if not comm.all_reduce(torch.tensor(MOST < peak < 2 * MOST, dtype=torch.int32), group, "max"):
             break
-    return {"y": y, "what was gathered": MANY if layers > MOST else FEW, "what was sent": sent}
+    return {"y": y, "what was gathered": MANY if layers.are_more or peak > MOST else FEW, "what was sent": sent}
+
+
+class Layers(TorchDispatchMode):
+    """Which layers are in memory: those whose shard of this rank is in a tensor's memory, in its place or alone."""
+
+    def __init__(self, rank):
+        super().__init__()
+        self.rank, self.shards, self.storages, self.are_more = rank, [], weakref.WeakSet(), False
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        tensors = [x for x in tree_leaves(result) if torch.is_tensor(x)]
+        for x in tensors if "empty" in func.__name__ else []:
+            x.zero_()  # it may have the memory of a layer that was freed, with its numbers
+        self.storages.update(x.untyped_storage() for x in tensors)
+        return result
+
+    def present(self):
+        given = {shard.untyped_storage().data_ptr() for shard in self.shards}
+        held = [x for x in self.storages if x.data_ptr() not in given and x.nbytes() % 8 == 0]
+        flat = [torch.empty(0, dtype=torch.float64).set_(x) for x in held]
+        return sum(
+            any(torch.equal(x[at : at + len(shard)], shard) for x in flat for at in (0, self.rank * len(shard)))
+            for shard in self.shards
+        )
+
+
+def soon(holds):
+    """Whether it does, immediately or after a while: gloo's thread frees a tensor some time after wait()."""
+    until_s = time.monotonic() + 0.3
+    while not holds() and time.monotonic() < until_s:
+        time.sleep(0.005)
+    return holds()
 
 
 def reference(given):
@@ -82,10 +134,28 @@ def forward_with_the_next_layer_coming(x, shards, sizes, group, ahead=1):
     return x
 
 
+def keeps_the_last_three(x, shards, sizes, group):
+    kept = deque(maxlen=3)
+    for i, (shard, size) in enumerate(zip(shards, sizes, strict=True)):
+        kept.append(comm.all_gather(shard, group))
+        x = linear(torch.relu(x) if i else x, *cut(kept[-1], *size))
+    return x
+
+
+def among_zeros(shard, group):
+    """The full layer, of which this rank has its part."""
+    return pad(shard, [len(shard) * ranks for ranks in (group.rank, group.size - group.rank - 1)])
+
+
 MISTAKES = """
-in y, gathered: zip(shards, sizes) => zip([comm.all_gather(shard, group) for shard in shards], sizes)
+in y, gathered:
+zip(shards, sizes) => zip([comm.all_gather(shard, group) for shard in shards], sizes)
 whole = comm.all_gather(shard, group) => whole = shard
-    The output is right, but four layers or more are in memory at the same time. With many layers, the model may not
+or
+partial(forward_with_the_next_layer_coming, ahead=2)
+or
+keeps_the_last_three
+    The output is right, but three layers or more are in memory at the same time. With many layers, the model may not
     fit.
         Gather a layer just before it computes, or one earlier, and keep no reference to it afterwards.
 in y:
@@ -108,9 +178,20 @@ if i < len(shards) - 1: => if True:
 x = torch.relu(x) => pass
     There is no relu between the layers.
         Apply it after each layer but the last.
-in all: weight = whole[:end] => weight = comm.all_gather(shard, group)[:end]
-    The output is right, but you send more than each layer once.
-        A gather sends (n-1)/n of a layer, weight and bias together.
+in all:
+weight = whole[:end] => weight = comm.all_gather(shard, group)[:end]
+    The output is right, but you gather each layer twice.
+        One all-gather brings weight and bias together: cut both from its result.
+comm.all_gather(shard, group) => comm.all_reduce(among_zeros(shard, group), group)
+    The output is right, but you send twice the bytes of an all-gather: an all-reduce of tensors that are mostly zero.
+        An all-gather sends (n-1)/n of a layer.
+in y:
+comm.all_gather(shard, group) => comm.all_gather(shard.float(), group)
+x = x @ weight.T + bias => x = x.float() @ weight.T + bias
+or
+comm.all_gather(shard, group) => comm.all_gather(shard.float(), group).double()
+    The layers are float32 on the way, and what was given is float64: half of the digits are lost.
+        Gather and compute in the dtype of the shards.
 """
 
 EXERCISE = exercise(

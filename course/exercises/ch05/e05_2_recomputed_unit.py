@@ -1,22 +1,24 @@
 """05.2: a unit that gathers its parameters, computes, frees them, and does all again in backward."""
 
 import time
-from collections import Counter
 
 import torch
 from torch import distributed as dist
 
 from course.check.edits import exercise
-from course.check.exercise import AS_NEEDED, MORE, after_backward, drawn, random, shards_of
+from course.check.exercise import AS_NEEDED, after_backward, drawn, random, shards_of
 from course.check.kept import saved_bytes
 from course.check.listen import listen, raw
+from lib import cost
 from lib.memory import MemoryTracker
 
 ROWS, WIDTH, HIDDEN = 2, 11, 31
 SIZES = (HIDDEN * WIDTH, HIDDEN, WIDTH * HIDDEN)  # of the matrix up, its bias, and the matrix down
-KEPT_BYTES = 8 * (sum(SIZES) // 2)  # half a unit, much more than input and output
 SHARDS, FULL = "the shard, and the input", "more than half of the unit"
-FACTS = {"kept for backward": SHARDS, "what was sent": AS_NEEDED, "calls without wait": 0}
+UNIT_BYTES = 8 * sum(SIZES)
+KEPT_BYTES = UNIT_BYTES / 2  # much more than the shard, input and output
+FORWARD, BACKWARD = "what forward sends", "what backward sends"
+FACTS = {"kept for backward": SHARDS, FORWARD: AS_NEEDED, BACKWARD: AS_NEEDED, "calls without wait": 0}
 
 
 def compute(full, x):
@@ -33,10 +35,12 @@ def inputs(generator, n):
 @raw
 def body(answer, group, given):
     x, shard = (given[name].clone().requires_grad_() for name in ("x", "shard"))
-    heard, memory = listen(), MemoryTracker()
+    heard, memory, n = listen(), MemoryTracker(), group.size
     memory.count_as("parameter", shard)
     with memory:
         y = answer.apply(x, shard, compute)
+        forward = heard.calls_if_more(n, 1.1 * cost.wire_bytes("all_gather", UNIT_BYTES, n))
+        heard.forget()
         frees = falls(lambda: memory.live["activation"], KEPT_BYTES)
         # The buffer of a call without wait() also stays.
         keeps_much = saved_bytes(y) > KEPT_BYTES or heard.unfinished or not frees
@@ -44,7 +48,8 @@ def body(answer, group, given):
     return found | {
         "the shard, afterwards": shard.detach(),
         "kept for backward": FULL if keeps_much else SHARDS,
-        "what was sent": amount(heard, group.size),
+        FORWARD: forward,
+        BACKWARD: heard.calls_if_more(n, 2.1 * cost.wire_bytes("all_gather", UNIT_BYTES, n)),
         "calls without wait": heard.unfinished,
     }
 
@@ -55,12 +60,6 @@ def falls(live_bytes, most):
     while live_bytes() > most and time.monotonic() < until_s:
         time.sleep(0.005)
     return live_bytes() <= most
-
-
-def amount(heard, n):
-    halves = heard.sent_bytes(n) / ((n - 1) / n * 8 * sum(SIZES))
-    kinds = Counter(kind for kind, _ in heard.calls)
-    return f"{MORE}: {dict(sorted(kinds.items()))}" if halves > 3.3 else AS_NEEDED
 
 
 def reference(given):
@@ -142,12 +141,19 @@ full = gathered(shard).requires_grad_() => full = ctx.full.requires_grad_()
     and save the result.
         Save x and the shard, and gather again in backward.
 full = gathered(shard).requires_grad_() => full, again = gathered(shard).requires_grad_(), gathered(shard)
-    You gather three times: backward computes forward, then needs the same parameters.
+    You gather twice in backward, which computes forward, then needs the same parameters.
         Gather once in it, use it twice.
+return compute(gathered(shard), x) => return gathered(shard)[:0].sum() + compute(gathered(shard), x)
+    You gather twice in forward.
+        Gather once, and hand the full tensor to compute.
 dist.reduce_scatter(mine, list(of_full.chunk(n))) => mean = averaged(of_full)
 return of_x, mine / n => return of_x, mean.chunk(n)[dist.get_rank()]
     The gradients are right, but an all-reduce sends twice the bytes.
         A rank needs only its own shard: reduce-scatter.
+in y:
+return compute(gathered(shard), x) => return compute(gathered(shard.float()).double(), x)
+    In forward the parameters are float32 on the way, and the shards are float64: half of their digits are lost.
+        Gather in the dtype of the shard: torch.empty_like(shard) has it.
 in gradient:
 return of_x, mine / n, None => return of_x, mine, None
     The gradient of the shard is n times too large: it is the sum over the ranks, not the mean.

@@ -10,6 +10,7 @@ from course.check.listen import listen
 from lib import comm
 
 UNITS, WIDTH = 6, 16
+COMPUTED = "units that this rank computed"
 FACTS = {"what was sent": AS_NEEDED}
 FLAGS_BYTES = 8 * 8 * UNITS  # a few numbers per unit may be exchanged, in any way
 
@@ -27,18 +28,24 @@ def inputs(generator, n):
 
 
 def body(answer, group, given):
-    heard = listen()
-    units = [SimpleNamespace(shard=shard.clone(), compute=compute) for shard in given["shards"]]
+    heard, computed = listen(), []
+
+    def of_unit(i):
+        return lambda full, x: (computed.append(i), compute(full, x))[1]
+
+    units = [SimpleNamespace(shard=shard.clone(), compute=of_unit(i)) for i, shard in enumerate(given["shards"])]
     y = answer(given["x"].clone(), units, list(given["kept"]), group)
     most = (UNITS - 1) * (group.size - 1) * units[0].shard.nbytes + FLAGS_BYTES
-    return {"y": y, "what was sent": heard.amount(group.size, most)}
+    return {"y": y, "what was sent": heard.calls_if_more(group.size, most), COMPUTED: computed}
 
 
 def reference(given):
     ys = [g["x"] for g in given]
     for i, shards in enumerate(zip(*(g["shards"] for g in given), strict=True)):
         ys = [compute(torch.cat(shards), y) if g["kept"][i] else y for y, g in zip(ys, given, strict=True)]
-    return [{"y": y} for y in ys]
+    return [
+        {"y": y, COMPUTED: [i for i, mine in enumerate(g["kept"]) if mine]} for y, g in zip(ys, given, strict=True)
+    ]
 
 
 def forward_with_drops(x, units, kept, group):
@@ -66,8 +73,15 @@ in y: if ranks: => if mine:
         In this run all ranks skip equally many, so nothing hangs, and it is worse: all-gathers of different units meet,
         and the result mixes the units.
 if ranks: => if True:
+or
+comm.all_reduce(torch.tensor(kept).long(), group) => torch.ones(len(units))
     The output is right, but you gather units that no rank computes.
         Find out which are needed: all-reduce the flags.
+if mine: => if True:
+x = unit.compute(full, x) => x = unit.compute(full, x) if mine else (unit.compute(full, x), x)[1]
+    The output is right, but a rank computes units that it skips, and drops their results: that takes as long as no
+    skipping.
+        Gather those units, and do not call compute.
 in y:
 if mine: => if True:
     A rank computes every unit that any rank computes.

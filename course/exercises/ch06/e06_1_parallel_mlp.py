@@ -25,7 +25,10 @@ def inputs(generator, n):
 def body(answer, group, given):
     heard, n = listen(), group.size
     y = answer(*(given[name].clone() for name in ARGUMENTS), group)
-    return {"y": y, "what was sent": heard.amount(n, 1.2 * cost.wire_bytes("all_reduce", given["x"].nbytes, n))}
+    return {
+        "y": y,
+        "what was sent": heard.calls_if_more(n, 1.05 * cost.wire_bytes("all_reduce", given["x"].nbytes, n)),
+    }
 
 
 def reference(given):
@@ -58,6 +61,11 @@ def in_two_halves(x, gate_up, down, down_bias, scale, group):
     return x + rms_norm(full[: x.numel()].view(x.shape) + down_bias, scale.shape, scale, EPS)
 
 
+def gathers_the_weights(x, gate_up, down, down_bias, scale, group):
+    gate, up, down_t = (comm.all_gather(part, group) for part in (*gate_up.chunk(2), down.T.contiguous()))
+    return x + rms_norm((silu(x @ gate.T) * (x @ up.T)) @ down_t + down_bias, scale.shape, scale, EPS)
+
+
 MISTAKES = """
 in y:
 partial_sum, group) + down_bias => partial_sum + down_bias, group)
@@ -74,6 +82,16 @@ comm.all_reduce(partial_sum, group) => partial_sum
         The last matrix ends in an all-reduce.
 => partial_sum
 rms_norm(h, scale.shape, scale, eps=1e-5) => comm.all_reduce(rms_norm(h, scale.shape, scale, eps=1e-5), group)
+or
+comm.all_reduce(partial_sum, group) + down_bias => partial_sum + down_bias / group.size
+rms_norm(h, scale.shape, scale, eps=1e-5) => comm.all_reduce(rms_norm(h, scale.shape, scale, eps=1e-5), group)
+or
+comm.all_reduce(partial_sum, group) + down_bias => partial_sum
+return x + => x = x + down_bias; return x +
+rms_norm(h, scale.shape, scale, eps=1e-5) => comm.all_reduce(rms_norm(h, scale.shape, scale, eps=1e-5), group)
+or
+comm.all_reduce(partial_sum, group) + down_bias => partial_sum + down_bias * (group.rank == 0)
+rms_norm(h, scale.shape, scale, eps=1e-5) => comm.all_reduce(rms_norm(h, scale.shape, scale, eps=1e-5), group)
     Each rank normalises its partial sum, and the all-reduce comes after the norm.
         The norm divides by the root mean square of y, which no rank knows before the sum: sum, add the bias, then
         normalise.
@@ -88,6 +106,20 @@ return x + rms_norm(h, scale.shape, scale, eps=1e-5) => return x + h
 => return rms_norm(x + h, scale.shape, scale, eps=1e-5)
     You normalise x + MLP(x).
         The norm is for the MLP alone, and x is added after it.
+=> return x + rms_norm(h - down_bias, scale.shape, scale, eps=1e-5) + down_bias
+    The bias is added after the norm.
+        It belongs to the last matrix: sum, add the bias, then normalise.
+=> return x + rms_norm(h, scale.shape, scale)
+or => return x + rms_norm(h, scale.shape, scale, eps=1e-6)
+or => return x + rms_norm(h, scale.shape, scale, eps=1e-8)
+    The eps of your norm is not 1e-5: beside it a small h, as here, comes out of the norm with a different size.
+        Without eps, rms_norm takes a much smaller one: give it eps=1e-5.
+=> return x + rms_norm(h, scale.shape, eps=1e-5)
+    The weight of the norm is missing.
+        Multiply the normalised output by scale.
+=> return x + torch.nn.functional.layer_norm(h, scale.shape, scale, eps=1e-5)
+    You use LayerNorm, which subtracts the mean first.
+        RMSNorm only divides by the root mean square.
 => return x + h
     The norm is missing.
         Normalise the output of the MLP, after the sum and the bias.
@@ -117,11 +149,23 @@ or => silu(gate * up)
 + down_bias =>
     The bias of the last matrix is missing.
         Add it once, after the sum over the ranks.
-in all: (silu(gate) * up) @ down.T => comm.all_gather(silu(gate) * up, group, dim=1) @ down.T
+in all:
+(silu(gate) * up) @ down.T => comm.all_gather(silu(gate) * up, group, dim=1) @ down.T
 @ down.T => @ comm.all_gather(down, group, dim=1).T
 comm.all_reduce(partial_sum, group) => partial_sum
-    The output is right, but you send more than one all-reduce of it.
-        No rank needs all hidden features, or weights.
+or
+gathers_the_weights
+    The output is right, but you gather hidden features, or weights: you send more than one all-reduce of the output.
+        No rank needs all of them: each sums over its own, and the all-reduce adds the sums.
+comm.all_reduce(partial_sum, group) => comm.all_gather(partial_sum[None], group).sum(0)
+    The output is right, but you gather the partial sums of all ranks, and add them up: each rank sends n/2 times as
+    much as in an all-reduce.
+        comm.all_reduce adds on the way.
+x @ gate_up.T => comm.all_reduce(x, group, op="mean") @ gate_up.T
+or
+returns comm.all_reduce(result, group, op="mean")
+    The output is right, but you send two all-reduces of its size. What is equal on all ranks already needs none.
+        Sum the partial sums of the last matrix, and nothing else.
 """
 
 EXERCISE = exercise(globals(), points=2, right=(parallel_mlp, by_torch_distributed, in_two_halves))

@@ -10,7 +10,8 @@ from lib import cost
 
 ROWS, WIDTH, EACH = 2, 15, 5  # of x; features of each layer; of one rank
 LAYERS = ("the first weight", "the second weight")  # the second layer reads the gathered output of the first
-FACTS = {"what was sent": AS_NEEDED, "calls without wait": 0}
+FORWARD, BACKWARD = "what forward sends", "what backward sends"
+FACTS = {FORWARD: AS_NEEDED, BACKWARD: AS_NEEDED, "calls without wait": 0}
 
 
 def inputs(generator, n):
@@ -28,10 +29,12 @@ def body(answer, group, given):
         y = answer(torch.tanh(y), weight, group)
         if not torch.is_tensor(y) or y.shape != given["gradient"].shape:
             return {"y": y}
+    forward = heard.calls_if_more(n, 1.05 * 2 * cost.wire_bytes("all_gather", y.nbytes, n))
+    heard.forget()
     found = after_backward(y, given["gradient"], x=x, **dict(zip(LAYERS, weights, strict=True)))
-    of_backward = sum(cost.wire_bytes("all_reduce", z.nbytes, n) for z in (x, y))
-    sent = heard.amount(n, 1.05 * (2 * cost.wire_bytes("all_gather", y.nbytes, n) + of_backward))
-    return found | {"what was sent": sent, "calls without wait": heard.unfinished}
+    of_both = sum(cost.wire_bytes("all_reduce", z.nbytes, n) for z in (x, y))
+    found |= {FORWARD: forward, BACKWARD: heard.calls_if_more(n, 1.05 * of_both)}
+    return found | {"calls without wait": heard.unfinished}
 
 
 def reference(given):
@@ -122,6 +125,13 @@ torch.cat(parts, dim=1) => total(torch.cat(parts, dim=1))
     All values are right, but you send twice as many bytes as necessary in forward: an all-reduce of tensors that are
     mostly zero.
         An all-gather sends each shard once.
+return x.view_as(x) => return total(x) / dist.get_world_size()
+    All values are right, but you send more than two all-gathers in forward: an all-reduce of x for each layer, too.
+        Before the matmul x is replicated: forward of Copy sends nothing.
+gradient.chunk(n, dim=1)[r] => total(gradient).chunk(n, dim=1)[r] / n
+    All values are right, but backward sends twice as many all-reduces as necessary: one of the gradient of the output
+    for each layer, too, and that gradient is equal on all ranks already.
+        Backward of Gather takes the columns of this rank, and sends nothing.
 in without wait: dist.all_gather(parts, y) => dist.all_gather(parts, y, async_op=True)
     You do not wait for a collective that you started with async_op=True: its buffers may not be filled when you read
     them.

@@ -6,11 +6,11 @@ from torch.nn import functional
 
 from course.check.edits import exercise
 from course.check.exercise import AS_NEEDED, kind, random, several, whole
-from course.check.listen import listen
+from course.check.listen import Heard, listen
 from lib import comm, cost
 from lib.conjugate import identity_all_reduce
 
-ENTRIES, WIDTH = 40, 4  # of each rank; so many that logits, and the head, exceed all else
+ENTRIES, WIDTH = 40, 16  # of each rank; so many that logits, and the head, exceed all else
 NO_TARGET = -100
 CASES = {  # the factor of x, and the constant that is added to each logit
     "logits of about 1": (1.0, 0.0),
@@ -19,7 +19,8 @@ CASES = {  # the factor of x, and the constant that is added to each logit
 }
 WHATS = "loss", "gradient of x", "gradient of head"
 RETURNED = "what was returned"
-FACTS = {"what was sent": AS_NEEDED}
+LARGE, SMALL = "what was sent of the size of x, or larger", "what else was sent"
+FACTS = {LARGE: AS_NEEDED, SMALL: AS_NEEDED}
 
 
 def inputs(generator, n):
@@ -31,7 +32,8 @@ def inputs(generator, n):
     x = {case: functional.pad(scale * rows[case], (0, 1), value=1) for case, (scale, _) in CASES.items()}
 
     def head(scale, shift):
-        return random(generator, ENTRIES, WIDTH) * torch.tensor([1, 1, 1, scale]) + torch.tensor([0, 0, 0, shift])
+        rows = random(generator, ENTRIES, WIDTH)
+        return torch.where(torch.arange(WIDTH) < WIDTH - 1, rows, scale * rows + shift)
 
     return [{"targets": targets, "x": x, "head": {c: head(*CASES[c]) for c in CASES}} for _ in range(n)]
 
@@ -43,8 +45,13 @@ def body(answer, group, given):
         result = answer(given["x"][case].clone(), given["head"][case].clone(), given["targets"].clone(), group)
         found[f"{RETURNED}, {case}"] = kind(result)
         found |= {f"{what}, {case}": y for what, y in zip(WHATS, several(result, 3), strict=True)}
-    needed = len(CASES) * len(given["targets"]) * (3 + WIDTH) * 8
-    return found | {"what was sent": heard.amount(group.size, 2 * cost.wire_bytes("all_reduce", needed, group.size))}
+    per_token, n = 8 * len(given["targets"]), group.size
+    large = Heard(calls=[call for call in heard.calls if call[1] >= WIDTH * per_token])
+    small = Heard(heard.sent, [call for call in heard.calls if call not in large.calls])
+    # Three values per token, in an all-gather from each rank; with the gradient of x some of them may travel.
+    found[SMALL] = small.calls_if_more(n, len(CASES) * cost.wire_bytes("all_gather", 3.1 * n * per_token, n))
+    most = len(CASES) * cost.wire_bytes("all_reduce", (WIDTH + 4) * per_token, n)
+    return found | {LARGE: large.calls_if_more(n, most)}
 
 
 def reference(given):
@@ -120,12 +127,35 @@ def gathers_the_logits(x, head, targets, group):
     return loss.detach(), comm.all_reduce(of_logits @ head, group), of_logits.T @ x
 
 
+def sends_each_value_alone(x, head, targets, group):
+    """Values of the loss in tables [ranks, tokens], zero but for the row of this rank, which are summed."""
+    loss, of_x, of_head = loss_and_gradients(x, head, targets, group)
+    logits = x @ head.T
+    for values in (logits.logsumexp(-1), logits.sum(-1), logits.amax(-1)):
+        table = torch.zeros(group.size, len(x), dtype=x.dtype)
+        table[group.rank] = values
+        comm.all_reduce(table, group)
+    return loss, of_x, of_head
+
+
 MISTAKES = """
 gathers_the_logits
-or gathers_the_head
-    All is right, but you gather the logits, or the head to compute them: the largest tensor of the model, in full on
+    All is right, but you gather the logits: with a large vocabulary, the largest tensor of the model, in full on each
+    rank.
+        Three values per token are enough for the loss, and one all-reduce for the gradient of x.
+gathers_the_head
+    All is right, but you gather the head to compute the logits: one of the largest matrices of the model, in full on
     each rank.
         Three values per token are enough for the loss, and one all-reduce for the gradient of x.
+comm.all_reduce(of_logits @ head, group) => comm.all_reduce(comm.all_reduce(of_logits @ head, group), group, op="mean")
+or
+x @ head.T => comm.all_reduce(x, group, op="mean") @ head.T
+    All is right, but you send two all-reduces of the size of x. What is equal on all ranks already needs none.
+        Only the partial sums of the gradient of x have that size and are to be added up.
+sends_each_value_alone
+    All is right, but beside the gradient of x you send more than a few values per token: all-reduces of tables with a
+    row for each rank.
+        All-reduce the values themselves, or gather the rows: three values per token are enough.
 in loss:
 comm.all_reduce(both, group) => both
     The sum of the exponentials and the logit of the target cover only the shard of this rank: nothing was summed over
@@ -143,6 +173,12 @@ logits.exp() => (logits - largest).exp()
 total.log() => total.log() + largest[:, 0]
     Each rank subtracts its own largest logit, and the sums do not add up.
         Take a common maximum: all-reduce, op="max".
+group, op="max") => group)
+or
+group, op="max") => group, op="mean")
+    Right for small logits; but your shift is the sum, or the mean, of the largest logits of the ranks: exponentials
+    overflow, or all vanish.
+        The largest logit over all ranks is a maximum: op="max".
 logits -= comm.all_reduce(logits.amax(-1, keepdim=True), group, op="max") =>
     Right for small logits; exp(10,000) is infinite.
         Subtract each token's largest logit over all ranks first.

@@ -69,25 +69,25 @@ MISTAKES = """
 shared @ w[name].T => f(x, group) @ w[name].T
 silu(shared @ w["gate"].T) * (shared @ w["up"].T) => silu(f(x, group) @ w["gate"].T) * (f(x, group) @ w["up"].T)
 g(term, group) => g(heads @ w["out"].T, group) + g(hidden @ w["down"].T, group)
-    That is still the given block: two all-reduces in forward, and five in backward, one for each f.
+    That is still as much as the given block: two all-reduces in forward, and five in backward.
         Each f sums a separate term of the same gradient.
 shared = f(x, group) => shared, another = f(x, group), f(x, group)
 shared @ w[name].T => another @ w[name].T
 g(term, group) => g(heads @ w["out"].T, group) + g(hidden @ w["down"].T, group)
-    One f for each pair is the usual block: four all-reduces.
+    Two all-reduces in forward and two in backward are what the usual block sends, with one f and one g for each pair.
         But both pairs read the same x, and both results are added to the same tensor. Share f between the pairs, and
         add before g.
 => g(heads @ w["out"].T, group) + g(hidden @ w["down"].T, group)
     One all-reduce in backward is right; forward has two.
-        Add the partial sums of both pairs on each rank, then one g.
+        One g is enough: add the partial sums of both pairs on each rank first.
 shared @ w[name].T => f(x, group) @ w[name].T
 silu(shared @ w["gate"].T) * (shared @ w["up"].T) => silu(f(x, group) @ w["gate"].T) * (f(x, group) @ w["up"].T)
-    One all-reduce in forward is right; backward has one per f. The five matrices read the same x.
-        Call f once.
+    One all-reduce in forward is right; backward has five, as many as matrices that read x.
+        They read the same x: call f once.
 shared = f(x, group) => shared, another = f(x, group), f(x, group)
 shared @ w[name].T => another @ w[name].T
-    One all-reduce in forward is right; backward has two, for attention and MLP.
-        They read the same x: one f is enough.
+    One all-reduce in forward is right; backward has two.
+        Attention and MLP read the same x: one f is enough.
 in y, gradient: shared = f(x, group) => shared = x
     Backward sends nothing, so the gradient of x is only the term of this rank.
         One f is necessary.
@@ -97,6 +97,15 @@ in y: x + g(term, group) => g(x + term, group)
 in y, gradient: x + g(term, group) => shared + g(term, group)
     The residual path also goes through f: its gradient, equal on all ranks already, is summed.
         Add the x before f.
+in y, gradient: g(term, group) => comm.all_reduce(term, group)
+    The output is right, and autograd does not differentiate comm.all_reduce: behind it, all gradients end.
+        g has a backward: it passes the gradient on.
+in y, gradient: g(term, group) => term
+    Forward sends nothing: each rank adds only its own partial sum.
+        Each term of the sum is on one rank: one g is necessary.
+in y: g(term, group) => g(heads @ w["out"].T, group) + hidden @ w["down"].T
+    The output of the MLP is added without g: each rank has only its partial sum of it.
+        Let it go through the g of the pair.
 in y: g(term, group) => heads @ w["out"].T + g(hidden @ w["down"].T, group)
     The output of attention is added without g: each rank has only its partial sum of it.
         Let it go through the g of the pair.

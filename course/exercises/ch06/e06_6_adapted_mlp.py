@@ -11,11 +11,13 @@ from lib.conjugate import all_reduce_identity as g
 from lib.conjugate import identity_all_reduce as f
 from lib.conjugate import pair
 
-TOKENS, WIDTH, EACH, LOW = 3, 8, 5, 2  # EACH: hidden features of a rank
+TOKENS, WIDTH, EACH, LOW = 12, 12, 5, 2  # EACH: hidden features of a rank
 REPLICATED = {"up A": (LOW, WIDTH), "down B": (WIDTH, LOW)}
 SHARDED = {"up": (EACH, WIDTH), "up B": (EACH, LOW), "down": (WIDTH, EACH), "down A": (LOW, EACH)}
 ADAPTERS = ("up A", "up B", "down A", "down B")
-FACTS = {"what was sent": AS_NEEDED}
+MOST = 1.7  # all-reduces of x in each direction: the adapters, or their results, have a third of its elements
+FORWARD, BACKWARD = "what forward sends", "what backward sends"
+FACTS = {FORWARD: AS_NEEDED, BACKWARD: AS_NEEDED}
 
 
 def inputs(generator, n):
@@ -27,10 +29,11 @@ def inputs(generator, n):
 def body(answer, group, given):
     x, n = given["x"].clone().requires_grad_(), group.size
     weights = {name: w.clone().requires_grad_(name in ADAPTERS) for name, w in given["weights"].items()}
-    heard = listen()
-    found = after_backward(answer(x, weights, group), given["gradient"], x=x, **{k: weights[k] for k in ADAPTERS})
-    most = sum(cost.wire_bytes("all_reduce", z.nbytes, n) for z in (x, x, *(weights[k] for k in REPLICATED)))
-    return found | {"what was sent": heard.amount(n, 1.1 * most)}
+    heard, most = listen(), MOST * cost.wire_bytes("all_reduce", x.nbytes, n)
+    y, forward = answer(x, weights, group), heard.calls_if_more(n, most)
+    heard.forget()
+    found = after_backward(y, given["gradient"], x=x, **{k: weights[k] for k in ADAPTERS})
+    return found | {FORWARD: forward, BACKWARD: heard.calls_if_more(n, most)}
 
 
 def reference(given):
@@ -98,7 +101,29 @@ in y: => g(w["up A"], group), g(w["down B"], group)
 x @ up_a.T => f(x @ w["up A"].T, group)
     Through the adapter, the gradient of x is n times too large: x passes f, and then x @ A.T passes f again.
         Use the x before f for A, or pass A itself.
-=> f(x @ w["up A"].T, group)
+in y, gradient:
+return g(hidden @ w["down"].T + low @ down_b.T, group) => return hidden @ w["down"].T + low @ down_b.T
+    The output is only the partial sum of this rank: nothing was summed over the ranks in forward.
+        The pair ends with g.
+=> return comm.all_reduce(hidden @ w["down"].T + low @ down_b.T, group)
+    The output is right, and autograd does not differentiate comm.all_reduce: behind it, all gradients end.
+        g has a backward: it passes the gradient on.
+=> return g(hidden @ w["down"].T, group) + low @ down_b.T
+    The second adapter is added without g: each rank has only its own term of it.
+        A of the second layer is a shard, so low is a partial sum: add before g, or let low go through g.
+x = f(x, group) =>
+    The gradient of x is only the term of this rank: x enters the pair without f.
+        Each rank uses x for different hidden features: f sums its gradient.
+in all:
+g(hidden @ w["down"].T + low @ down_b.T, group) => g(hidden @ w["down"].T, group) + g(low @ down_b.T, group)
+    All values are right, but you send three all-reduces of the size of x: two in forward, one of them for the adapter.
+        Add the two partial sums on the rank first, or sum `low`, which is smaller, before the last matrix.
+x @ w["up"].T + x @ up_a.T => f(x, group) @ w["up"].T + f(x, group) @ up_a.T
+x = f(x, group) =>
+    All values are right, but you send three all-reduces of the size of x: two in backward, one for each f of x.
+        Let x go through one f, and use the result twice.
+in y, gradient:
+x @ up_a.T => f(x @ w["up A"].T, group)
 x = f(x, group) =>
     The adapters are right, and now the gradient of x is not.
         The path through the first matrix itself needs f as well.
