@@ -125,6 +125,29 @@ def with_a_look_before(model, microbatches):
         return mean_loss(model(x), targets)
 
 
+def one_behind(model, microbatches):
+    """Backward of a microbatch after the next one's forward."""
+    count, total, before = sum((targets >= 0).sum() for _, targets in microbatches), 0.0, None
+    for x, targets in microbatches:
+        loss = mean_loss(model(x), targets) * (targets >= 0).sum() / count
+        if before is not None:
+            before.backward()
+        total, before = total + loss.item(), loss
+    before.backward()
+    return total
+
+
+def divided_by_the_count_so_far(model, microbatches):
+    total, so_far = 0.0, 0
+    for x, targets in microbatches:
+        count = (targets >= 0).sum().item()
+        so_far += count
+        loss = mean_loss(model(x), targets) * count / so_far
+        loss.backward()
+        total += loss.item()
+    return total
+
+
 def all_in_one(model, microbatches):
     x, targets = (torch.cat(parts) for parts in zip(*microbatches, strict=True))
     return accumulate(model, [(x, targets)])
@@ -144,6 +167,9 @@ in gradient of the:
 targets != -100 => targets > 0
     You count the targets above 0. Token 0 is an ordinary token.
         Only -100 does not count.
+divided_by_the_count_so_far
+    You divide by the tokens that counted so far, so the first microbatches weigh too much.
+        Count all microbatches before the first backward, or divide the gradients at the end.
 / sum(counts) => / sum(t.numel() for _, t in microbatches)
     You divide the sum of the losses by all tokens. Those whose target is -100 are not in it.
         Do not count them.
@@ -180,6 +206,7 @@ total += loss.item() => total += loss.item() * sum(counts) / count / len(counts)
 
 in all:
 all_in_one
+or one_behind
     All numbers are right, but the graphs of several microbatches are kept at the same time.
         Run each backward before the next runs forward, and retain no graph: then memory holds one microbatch.
 """
