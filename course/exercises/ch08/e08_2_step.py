@@ -313,7 +313,7 @@ in gradient:
     Your gradients are m times too large.
         The loss is the mean over the batch, so each microbatch counts 1/m.
 y.backward(of_y) => stage.zero_grad(); y.backward(of_y)
-    Only one microbatch is in the gradients: you empty them before each backward.
+    Only one microbatch is in the gradients: you empty or replace them at each backward.
         Backward must add to .grad here.
 in gradient, the loss:
 total += y.item() => total = y.item()

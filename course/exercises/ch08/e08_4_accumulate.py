@@ -20,17 +20,25 @@ with each microbatch's own loss, and add up numbers."""
 
 
 def inputs(generator, n):
-    def piece():
-        rows = whole(generator, 3, 8)  # two microbatches are clearly more than the largest
-        targets = torch.randint(VOCABULARY, (rows * TOKENS,), generator=generator)
-        counted = whole(generator, 1, len(targets))
-        order = torch.randperm(len(targets), generator=generator)
-        targets[order[counted:]] = IGNORED
-        targets[order[0]] = whole(generator, 1, VOCABULARY)  # so that without token 0 there is one to count
-        return random(generator, rows, TOKENS, D), targets.view(rows, TOKENS)
-
     weight, bias = random(generator, VOCABULARY, D), random(generator, VOCABULARY)
-    return [{"weight": weight, "bias": bias, "batches": [[piece() for _ in range(count)] for count in (3, 5)]}]
+    return [{"weight": weight, "bias": bias, "batches": [batch(generator, count) for count in (3, 5)]}]
+
+
+def batch(generator, count):
+    """So many microbatches. In all 32, 64 or 128 tokens count: each share is exact, in float32 as well."""
+    sizes = [(0, 0)]
+    while sum(counted for _, counted in sizes) not in (32, 64, 128):
+        rows = [whole(generator, 3, 8) for _ in range(count)]  # two microbatches are clearly more than the largest
+        sizes = [(one, whole(generator, 1, one * TOKENS)) for one in rows]
+    return [piece(generator, *one) for one in sizes]
+
+
+def piece(generator, rows, counted):
+    targets = torch.randint(VOCABULARY, (rows * TOKENS,), generator=generator)
+    order = torch.randperm(len(targets), generator=generator)
+    targets[order[counted:]] = IGNORED
+    targets[order[0]] = whole(generator, 1, VOCABULARY)  # so that without token 0 there is one to count
+    return random(generator, rows, TOKENS, D), targets.view(rows, TOKENS)
 
 
 def body(answer, group, given):
@@ -102,6 +110,17 @@ def sums_divided_at_the_end(model, microbatches):
     for p in model.parameters():
         p.grad /= count
     return total / count
+
+
+def weighted_by_tensors(model, microbatches):
+    """A quotient of whole numbers in tensors is float32."""
+    counts = torch.stack([(targets != -100).sum() for _, targets in microbatches])
+    total = 0
+    for (x, targets), share in zip(microbatches, counts / counts.sum(), strict=True):
+        loss = mean_loss(model(x), targets)
+        loss.backward(share.to(loss.dtype))
+        total = total + share * loss.detach()
+    return total
 
 
 def by_autograd_grad(model, microbatches):
@@ -191,7 +210,7 @@ loss.backward() => model.zero_grad(); loss.backward()
 or
 loss.backward() => model.zero_grad(); loss.backward()
 * count / sum(counts) => / len(counts)
-    Only the last microbatch is in the gradient: it is emptied between them.
+    Only the last microbatch is in the gradient: it is emptied, or replaced, between them.
         Backward adds to .grad, and here that is needed; the optimizer empties it after the step.
 
 in gradient of the, the loss:
@@ -226,6 +245,6 @@ or (targets != -100).sum() => (100 * ((targets != -100).sum()))
 EXERCISE = exercise(
     globals(),
     points=2,
-    right=(accumulate, sums_divided_at_the_end, by_autograd_grad, with_a_look_before),
+    right=(accumulate, sums_divided_at_the_end, weighted_by_tensors, by_autograd_grad, with_a_look_before),
     ranks=(1,),
 )

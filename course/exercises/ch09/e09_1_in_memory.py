@@ -42,7 +42,13 @@ def reference(given):
 def right_facts(ranks, m, limit):
     """Microbatch k + limit begins when k is back, after all ranks' forwards and backwards."""
     rounds, last = divmod(m - 1, min(limit, ranks))
-    return {WORKS: YES, SIZES: size(ranks, m), STAGES: [*range(ranks)], EXCESS: [0] * ranks, TIME: 3.0 * (ranks * (rounds + 1) + last)}
+    return {
+        WORKS: YES,
+        SIZES: size(ranks, m),
+        STAGES: [*range(ranks)],
+        EXCESS: [0] * ranks,
+        TIME: 3.0 * (ranks * (rounds + 1) + last),
+    }
 
 
 def in_memory(num_ranks, num_microbatches, limit):
