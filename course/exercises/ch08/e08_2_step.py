@@ -14,8 +14,10 @@ ROWS, D, MICROBATCHES = 3, 5, 4
 LOSS, SENT, WAITED, BACK = "the loss", "what was sent", "waited for", "sent backward"
 ASKS, AFTER = "inputs of the stage that ask for a gradient", "weights of the stage"
 AS_NEEDED, MORE, AS_GIVEN, CHANGED = "as needed", "more", "as given", "others"
+MERGED = "several microbatches in a message"
 ALL, SOME = "every call", "not every call"
-ORDER, HELD = "the order of forward and backward", "what a send holds up"
+ORDER, HELD, START = "the order of forward and backward", "what a send holds up", "when a send starts"
+AT_ONCE, LATER = "when its tensor is computed", "after the next microbatch"
 NOTHING, THE_NEXT = "nothing", "the next microbatch"
 LEAF = """If this is about the gradient of the tensor that came in: dist.recv fills a tensor without history. Declare it
 a leaf before your stage computes with it."""
@@ -42,7 +44,10 @@ class FeaturesFirst(nn.Module):
 @raw
 def body(answer, group, given):
     stage, asks, events = FeaturesFirst(given["weight"], given["bias"]), [], []
-    heard = listen(on_wait=lambda call: events.append("wait") if call.kind == "send" else None)
+    heard = listen(
+        on_start=lambda call: events.append("send") if call.kind == "send" else None,
+        on_wait=lambda call: events.append("wait") if call.kind == "send" else None,
+    )
     stage.register_forward_pre_hook(lambda module, given: asks.append(given[0].requires_grad))
     stage.register_forward_hook(lambda module, given, y: events.append("F"))
     stage.bias.register_hook(lambda gradient: events.append("B"))
@@ -55,13 +60,16 @@ def body(answer, group, given):
             error.add_note(LEAF)
         raise
     neighbours = (group.rank > 0) + (group.rank < group.size - 1)
-    more = heard.sent_bytes(group.size) > neighbours * MICROBATCHES * given["inputs"][0].nbytes
+    nbytes = given["inputs"][0].nbytes
+    more = heard.sent_bytes(group.size) > neighbours * MICROBATCHES * nbytes
+    merged = any(n_bytes > nbytes for _, n_bytes in heard.sent)
     unchanged = all(torch.equal(p, given[name]) for name, p in stage.named_parameters())
     found = {LOSS: "None" if loss is None else loss, AFTER: AS_GIVEN if unchanged else CHANGED}
     for name, p in stage.named_parameters():
         found[f"gradient of the {name}"] = torch.zeros_like(p) if p.grad is None else p.grad
-    found |= {WAITED: SOME if heard.unfinished > 0 else ALL, SENT: MORE if more else AS_NEEDED}
-    found |= {ORDER: " ".join(event for event in events if event != "wait"), HELD: held_up(events)}
+    found |= {WAITED: SOME if heard.unfinished > 0 else ALL, SENT: MORE if more else MERGED if merged else AS_NEEDED}
+    found |= {ORDER: " ".join(event for event in events if event in "FB"), HELD: held_up(events)}
+    found[START] = start(events, group.rank > 0, group.rank < group.size - 1)
     found[BACK] = any(dst == group.rank - 1 for dst, _ in heard.sent)
     return found | ({ASKS: ALL if all(asks) else SOME} if group.rank else {})
 
@@ -72,12 +80,19 @@ def held_up(events):
     return THE_NEXT if re.search("wait.* F|B.*wait.* B", passes) else NOTHING
 
 
+def start(events, sends_back, sends_on):
+    """Whether each send starts before the next action."""
+    passes = " ".join(event for event in events if event != "wait")
+    late = (sends_on and re.search("F [FB]", passes)) or (sends_back and "B B" in passes)
+    return LATER if late else AT_ONCE
+
+
 def reference(given):
     stages = [FeaturesFirst(g["weight"], g["bias"]) for g in given]
     x, targets = (torch.cat(given[0][name]) for name in ("inputs", "targets"))
     loss = nn.functional.mse_loss(nn.Sequential(*stages)(x), targets)
     loss.backward()
-    right = {LOSS: "None", AFTER: AS_GIVEN, WAITED: ALL, SENT: AS_NEEDED, HELD: NOTHING}
+    right = {LOSS: "None", AFTER: AS_GIVEN, WAITED: ALL, SENT: AS_NEEDED, HELD: NOTHING, START: AT_ONCE}
     right[ORDER] = " ".join("F" * MICROBATCHES + "B" * MICROBATCHES)
     ranks = [
         right | {BACK: r > 0} | {f"gradient of the {name}": p.grad for name, p in stage.named_parameters()}
@@ -167,6 +182,37 @@ def one_f_one_b(stage, inputs, targets):
     return total if rank == last else None
 
 
+def sends_at_the_end(stage, inputs, targets, forward=True, backward=True):
+    """`step`, whose sends begin after all forwards, or after all backwards."""
+    rank, last = dist.get_rank(), dist.get_world_size() - 1
+    kept, sends, total = [], [], 0
+    for x, target in zip(inputs, targets, strict=True):
+        if rank > 0:
+            x = torch.empty_like(x)
+            dist.recv(x, rank - 1)
+        y = stage(x.requires_grad_())
+        if rank == last:
+            y = (y - target).square().mean() / len(inputs)
+            total += y.item()
+        elif not forward:
+            sends.append(dist.isend(y.detach().contiguous(), rank + 1))
+        kept.append((x, y))
+    if rank < last and forward:
+        sends += [dist.isend(y.detach().contiguous(), rank + 1) for _, y in kept]
+    for x, y in kept:
+        of_y = torch.empty_like(x) if rank < last else None
+        if rank < last:
+            dist.recv(of_y, rank + 1)
+        y.backward(of_y)
+        if rank > 0 and not backward:
+            sends.append(dist.isend(x.grad, rank - 1))
+    if rank > 0 and backward:
+        sends += [dist.isend(x.grad, rank - 1) for x, _ in kept]
+    for handle in sends:
+        handle.wait()
+    return total if rank == last else None
+
+
 def then(more):
     """The right step, and more with the stage."""
     return lambda stage, *given: (step(stage, *given), more(stage))[0]
@@ -193,6 +239,10 @@ sends.append(dist.isend(x.grad, rank - 1)) => dist.send(x.grad, rank - 1)
     You wait for a send before the next microbatch: until the neighbour receives, this rank computes nothing.
         Start it with dist.isend, keep the handle, and wait for all handles at the end.
 in all:
+lambda stage, *lists: step(stage, *([torch.cat(one)] for one in lists))
+    All numbers are right, and the batch goes through the stages as one: each rank waits until the previous one has
+    computed all of it, so there is no pipeline.
+        Send each microbatch by itself, as soon as it is computed.
 handle.wait() => pass
     All numbers are right, but you did not wait for every isend or irecv. Until handle.wait() returns, the tensor may
     not be freed or changed, and a step may not end.
@@ -252,11 +302,18 @@ or
 y.backward(of_y) => for _ in range(2): y.backward(of_y, retain_graph=True)
     You run backward through the same graph twice, and .grad adds up: the gradients of the weights are twice too large.
         One backward gives those and the gradient of the tensor that came in.
+in when a send starts:
+sends_at_the_end
+or lambda *given: sends_at_the_end(*given, backward=False)
+or lambda *given: sends_at_the_end(*given, forward=False)
+    You compute the next microbatch before you send the last one: the neighbour could compute meanwhile, and waits.
+        Start each send right after its tensor is computed, inside the loop.
+in gradient:
 .mean() / len(inputs) => .mean()
     Your gradients are m times too large.
         The loss is the mean over the batch, so each microbatch counts 1/m.
 y.backward(of_y) => stage.zero_grad(); y.backward(of_y)
-    Only one microbatch is in the gradients: you empty them before each backward.
+    Only one microbatch is in the gradients: you empty or replace them at each backward.
         Backward must add to .grad here.
 in gradient, the loss:
 total += y.item() => total = y.item()

@@ -20,17 +20,25 @@ with each microbatch's own loss, and add up numbers."""
 
 
 def inputs(generator, n):
-    def piece():
-        rows = whole(generator, 3, 8)  # two microbatches are clearly more than the largest
-        targets = torch.randint(VOCABULARY, (rows * TOKENS,), generator=generator)
-        counted = whole(generator, 1, len(targets))
-        order = torch.randperm(len(targets), generator=generator)
-        targets[order[counted:]] = IGNORED
-        targets[order[0]] = whole(generator, 1, VOCABULARY)  # so that without token 0 there is one to count
-        return random(generator, rows, TOKENS, D), targets.view(rows, TOKENS)
-
     weight, bias = random(generator, VOCABULARY, D), random(generator, VOCABULARY)
-    return [{"weight": weight, "bias": bias, "batches": [[piece() for _ in range(count)] for count in (3, 5)]}]
+    return [{"weight": weight, "bias": bias, "batches": [batch(generator, count) for count in (3, 5)]}]
+
+
+def batch(generator, count):
+    """So many microbatches. In all 32, 64 or 128 tokens count: each share is exact, in float32 as well."""
+    sizes = [(0, 0)]
+    while sum(counted for _, counted in sizes) not in (32, 64, 128):
+        rows = [whole(generator, 3, 8) for _ in range(count)]  # two microbatches are clearly more than the largest
+        sizes = [(one, whole(generator, 1, one * TOKENS)) for one in rows]
+    return [piece(generator, *one) for one in sizes]
+
+
+def piece(generator, rows, counted):
+    targets = torch.randint(VOCABULARY, (rows * TOKENS,), generator=generator)
+    order = torch.randperm(len(targets), generator=generator)
+    targets[order[counted:]] = IGNORED
+    targets[order[0]] = whole(generator, 1, VOCABULARY)  # so that without token 0 there is one to count
+    return random(generator, rows, TOKENS, D), targets.view(rows, TOKENS)
 
 
 def body(answer, group, given):
@@ -104,6 +112,17 @@ def sums_divided_at_the_end(model, microbatches):
     return total / count
 
 
+def weighted_by_tensors(model, microbatches):
+    """A quotient of whole numbers in tensors is float32."""
+    counts = torch.stack([(targets != -100).sum() for _, targets in microbatches])
+    total = 0
+    for (x, targets), share in zip(microbatches, counts / counts.sum(), strict=True):
+        loss = mean_loss(model(x), targets)
+        loss.backward(share.to(loss.dtype))
+        total = total + share * loss.detach()
+    return total
+
+
 def by_autograd_grad(model, microbatches):
     parameters, count = [*model.parameters()], sum((targets >= 0).sum() for _, targets in microbatches)
     total = torch.zeros((), dtype=torch.float64)
@@ -125,6 +144,29 @@ def with_a_look_before(model, microbatches):
         return mean_loss(model(x), targets)
 
 
+def one_behind(model, microbatches):
+    """Backward of a microbatch after the next one's forward."""
+    count, total, before = sum((targets >= 0).sum() for _, targets in microbatches), 0.0, None
+    for x, targets in microbatches:
+        loss = mean_loss(model(x), targets) * (targets >= 0).sum() / count
+        if before is not None:
+            before.backward()
+        total, before = total + loss.item(), loss
+    before.backward()
+    return total
+
+
+def divided_by_the_count_so_far(model, microbatches):
+    total, so_far = 0.0, 0
+    for x, targets in microbatches:
+        count = (targets >= 0).sum().item()
+        so_far += count
+        loss = mean_loss(model(x), targets) * count / so_far
+        loss.backward()
+        total += loss.item()
+    return total
+
+
 def all_in_one(model, microbatches):
     x, targets = (torch.cat(parts) for parts in zip(*microbatches, strict=True))
     return accumulate(model, [(x, targets)])
@@ -144,6 +186,9 @@ in gradient of the:
 targets != -100 => targets > 0
     You count the targets above 0. Token 0 is an ordinary token.
         Only -100 does not count.
+divided_by_the_count_so_far
+    You divide by the tokens that counted so far, so the first microbatches weigh too much.
+        Count all microbatches before the first backward, or divide the gradients at the end.
 / sum(counts) => / sum(t.numel() for _, t in microbatches)
     You divide the sum of the losses by all tokens. Those whose target is -100 are not in it.
         Do not count them.
@@ -165,7 +210,7 @@ loss.backward() => model.zero_grad(); loss.backward()
 or
 loss.backward() => model.zero_grad(); loss.backward()
 * count / sum(counts) => / len(counts)
-    Only the last microbatch is in the gradient: it is emptied between them.
+    Only the last microbatch is in the gradient: it is emptied, or replaced, between them.
         Backward adds to .grad, and here that is needed; the optimizer empties it after the step.
 
 in gradient of the, the loss:
@@ -180,6 +225,7 @@ total += loss.item() => total += loss.item() * sum(counts) / count / len(counts)
 
 in all:
 all_in_one
+or one_behind
     All numbers are right, but the graphs of several microbatches are kept at the same time.
         Run each backward before the next runs forward, and retain no graph: then memory holds one microbatch.
 """
@@ -199,6 +245,6 @@ or (targets != -100).sum() => (100 * ((targets != -100).sum()))
 EXERCISE = exercise(
     globals(),
     points=2,
-    right=(accumulate, sums_divided_at_the_end, by_autograd_grad, with_a_look_before),
+    right=(accumulate, sums_divided_at_the_end, weighted_by_tensors, by_autograd_grad, with_a_look_before),
     ranks=(1,),
 )

@@ -1,5 +1,6 @@
 """08.6: a simulator of schedules, and its chart in letters."""
 
+import re
 from itertools import pairwise
 
 from course.check.compare import SEEN
@@ -31,8 +32,32 @@ def inputs(generator, n):
         return rows
 
     cases = [case(gpipe(2, 2)), case(one_f_one_b(3, 3)), case(gpipe(4, 4), swapped), case(one_f_one_b(4, 6))]
-    cases.append(case(gpipe(3, 3), too_early))
+    cases += [case(gpipe(3, 3), too_early), other_names(generator)]
     return [{"cases": cases, "right": [facts_of(chart(*one)) for one in cases]}]
+
+
+def other_names(generator):
+    """Two stages on a rank, of two digits, and a rank whose actions are no forward or backward."""
+    rows = [
+        ["10F7", "12F7", "12B7", "10B7", "10W7"],
+        ["11F7", "13F7", "13B7", "11B7", "11W7"],
+        ["load", "save"],
+    ]
+    needs = {a: needs_by_name(a, sum(rows, [])) for a in rows[0][:-1] + rows[1][:-1]}
+    needs = {a: needed for a, needed in needs.items() if needed} | {"save": ["11B7", "12B7"]}
+    needs["11F7"].append("load")
+    needs |= {"10W7": ["10B7"], "11W7": ["11B7"]}
+    units = {a: whole(generator, 1, 4) for a in sum(rows, [])}
+    return rows, needs, units | {"load": units["10F7"] + whole(generator, 1, 4)}
+
+
+def needs_by_name(action, actions):
+    """Those of these actions that a forward or backward with this name needs in a chain of stages."""
+    if not (found := re.fullmatch(r"(\d+)([FB])(\d+)", action)):
+        return []
+    stage, op, m = int(found[1]), found[2], found[3]
+    needed = [f"{stage - 1}F{m}"] if op == "F" else [f"{stage}F{m}", f"{stage + 1}B{m}"]
+    return [a for a in needed if a in actions]
 
 
 def needs_of(schedule):
@@ -48,7 +73,7 @@ def needs_of(schedule):
 
 def body(answer, group, given):
     found = {}
-    for (rows, needs, units), right, name in zip(given["cases"], given["right"], "ABCDE", strict=True):
+    for (rows, needs, units), right, name in zip(given["cases"], given["right"], "ABCDEF", strict=True):
         facts = facts_of(answer([[*row] for row in rows], {a: [*of] for a, of in needs.items()}, dict(units)))
         found |= {f"case {name}: {what}": fact for what, fact in facts.items()}
         if SEEN not in found and facts != right:
@@ -64,7 +89,9 @@ def facts_of(result):
     return {
         "what was returned": "2 results",
         "starts": {a: int(start) for a, start in starts.items()} if isinstance(starts, dict) else kind(starts),
-        "the chart": text.strip("\n") if isinstance(text, str) else kind(text),
+        "the chart": "\n".join(map(str.rstrip, text.strip("\n").split("\n")))
+        if isinstance(text, str)
+        else kind(text),
     }
 
 
@@ -113,15 +140,15 @@ def by_recursion(rows, needs, units):
         starts = {a: start(a) for row in rows for a in row}
     except RecursionError:
         return None
-    return starts, drawn(starts, units)
+    return starts, drawn(rows, starts, units)
 
 
-def drawn(starts, units):
-    lines = [[".."] * max(starts[a] + units[a] for a in starts) for _ in {a[0] for a in starts}]
-    for a, begin in starts.items():
-        for unit in range(units[a]):
-            lines[int(a[0])][begin + unit] = "--" if unit else a[-2:]
-    return "\n".join(map(" ".join, lines))
+def drawn(rows, starts, units):
+    text = ""
+    for row in rows:
+        cells = {starts[a] + unit: "--" if unit else a[-2:] for a in row for unit in range(units[a])}
+        text += " ".join(cells.get(unit, "..") for unit in range(max(starts[a] + units[a] for a in starts))) + " \n"
+    return text
 
 
 def one_after_the_other(rows, needs, units):
@@ -144,7 +171,18 @@ needed = needs.get(action, []) => needed = [a for a in needs.get(action, []) if 
     or you go through the ranks once, and take 0 where a later rank has no end yet.
         Repeat until nothing more can start.
 
+ends[a] for a in [*needed, *previous] => ends[a] + (a not in row) for a in [*needed, *previous]
+    A message takes one unit.
+        It takes none: an action may start when what it needs on another rank ends.
+in all:
+needed = needs.get(action, []) => needed = needs_by_name(action, units)
+    You take what an action needs from its name: right for a chain of stages, and not for case F.
+        Names mean nothing here: `needs` says what an action waits for.
+
 in starts:
+returns result and ({a: start + 1 for a, start in result[0].items()}, result[1])
+    You count units from 1.
+        The first action starts at 0.
 starts[action] + units[action] => starts[action] + units[action] + 1
     Every action starts one unit too late.
         An action from 3 that takes 2 units ends at 5, where the next one starts.
@@ -161,6 +199,9 @@ one_after_the_other
         Each has its own clock: an action waits for its needs and its own rank alone.
 
 in all:
+" ".join(cells) => "".join(cells)
+    The starts are right, and no blank is between the cells of the chart.
+        Put one between them: " ".join.
 cells = [".."] * max(ends.values()) => cells = []
     The starts are right, and the chart leaves idle units out.
         Draw `..` for each unit in which a rank waits.

@@ -15,9 +15,9 @@ EXCESS = "microbatches above the limit, by rank"
 
 
 def inputs(generator, n):
-    """Small cases first: a FAIL shows the first wrong case. Last a limit that limits nothing."""
+    """Small cases first: a FAIL shows the first wrong case. Last limits that limit nothing, or less than a batch."""
     cases = [(3, 4, 2), (4, whole(generator, 6, 9), 2), (4, whole(generator, 7, 10), 3), (5, 8, 3), (2, 3, 1)]
-    return [{"cases": [*cases, (3, whole(generator, 4, 7), 5)]}]
+    return [{"cases": [*cases, (3, whole(generator, 4, 7), 5), (5, 2, 3), (3, 1, 2)]}]
 
 
 def body(answer, group, given):
@@ -30,7 +30,7 @@ def body(answer, group, given):
             facts[EXCESS] = [max(kept - case[2], 0) for kept in facts.pop(KEPT)]
         if not same(facts, right_facts(*case)):
             found.setdefault(SEEN, shown)
-        found |= {f"{title}: {what}": value for what, value in facts.items() if what not in (STAGES, ORDERS)}
+        found |= {f"{title}: {what}": value for what, value in facts.items() if what != ORDERS}
     return found
 
 
@@ -42,7 +42,13 @@ def reference(given):
 def right_facts(ranks, m, limit):
     """Microbatch k + limit begins when k is back, after all ranks' forwards and backwards."""
     rounds, last = divmod(m - 1, min(limit, ranks))
-    return {WORKS: YES, SIZES: size(ranks, m), EXCESS: [0] * ranks, TIME: 3.0 * (ranks * (rounds + 1) + last)}
+    return {
+        WORKS: YES,
+        SIZES: size(ranks, m),
+        STAGES: [*range(ranks)],
+        EXCESS: [0] * ranks,
+        TIME: 3.0 * (ranks * (rounds + 1) + last),
+    }
 
 
 def in_memory(num_ranks, num_microbatches, limit):
@@ -127,6 +133,10 @@ f - b < limit => f - b <= limit
 f - b < limit => f - b < 1
     One microbatch at a time, for every limit: the naive pipeline.
         As many may be in flight as rank 0 keeps.
+in ranks of its stages:
+map(" ".join, rows) => map(" ".join, reversed(rows))
+    Your lines are not in the order of the ranks: rank r has stage r.
+        Begin with rank 0, which has the first stage.
 in the kind of fault:
 turns(lambda rank, ranks, limit: min(limit, rank + 1) - 1)
     Ranks wait for each other: a later rank waits for a forward that an earlier rank starts only after a backward of

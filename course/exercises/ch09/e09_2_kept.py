@@ -23,6 +23,7 @@ def inputs(generator, n):
                 few, most = whole(generator, 2, half + 1), whole(generator, half + 1, layers)
                 first = {"none": 0, "few": few, "most": most, "all": layers}[recomputed]
                 cases.append((schedule, rank, ranks, microbatches, layers, saved, boundary, first))
+        cases.append(("1F1B", inner, ranks, 1, *cases[-1][4:7], cases[-1][4] if recomputed == "all" else first))
     return [{"cases": cases}]
 
 
@@ -86,6 +87,9 @@ in all:
 boundary + (layers - recomputed) * saved => layers * saved
     With recomputation you keep what every layer saves.
         Of recomputed layers only the stage input waits.
+if not recomputed: => if False:
+    Where nothing is recomputed you count the stage input twice.
+        It is among what the first layer saves: only a recomputed layer leaves it to be kept by itself.
 max(waiting, recomputed * saved) => waiting
     With recomputation you count only what waits.
         Before the backward of the first layers their forward is computed again, and then all that they save exists for
