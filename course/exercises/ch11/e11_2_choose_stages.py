@@ -74,11 +74,27 @@ def by_hand(ranks, m, layers, T_F, T_B, T_message, saved, room):
 def by_formula(ranks, m, v, T_F, T_B, T_message):
     if v == 1:
         return (m + ranks - 1) * (T_F + T_B) + (2 * (ranks - 2) + 2 * m * (ranks - 1) / ranks) * T_message
+    return interleaved_formula(ranks, m, v, T_F, T_B, T_message)
+
+
+def interleaved_formula(ranks, m, v, T_F, T_B, T_message):
     return (m + (ranks - 1) / v) * (T_F + T_B) + 2 * (ranks * v - 1) * T_message
 
 
 MISTAKES = """
+in what was returned:
+returns result[0]
+    Return three numbers: the stages on each rank, the time of a step, and the bytes of rank 0.
+in time of a step, bytes that rank 0 keeps, stages on each rank:
+returns (result[1], result[0], result[2])
+    Your three numbers are in another order. First comes the number of stages, then the time, then the bytes.
+n = layers / v => n = layers / v / ranks
+    `layers` is the number of layers of each rank. You divide it by the ranks as well.
+        A stage has layers / v of them.
 in time of a step:
+n * T_B / 2, n * T_B / 2 => n * T_B, n * T_B
+    Each backward takes twice as long in your time: `Costs` has the times of its two halves.
+        Their sum is the time of the backward.
 Costs(n * T_F, n * T_B / 2, n * T_B / 2, latency=T_message) => Costs(T_F, T_B / 2, T_B / 2, latency=T_message)
     You took the times of a layer for the times of a stage.
         A stage has several layers.
@@ -99,14 +115,16 @@ seen.peak(0) * n * saved => seen.peak(0) * saved
     You count short stages, and not their layers.
         Each keeps `saved` bytes for each of its layers.
 
-in all:
+in time of a step, stages on each rank:
 seen.makespan => by_formula(ranks, microbatches, v, layers * T_F, layers * T_B, T_message)
+or
+=> interleaved_formula(ranks, microbatches, v, layers * T_F, layers * T_B, T_message)
     Your times are from the formula with 2(pv - 1) latencies.
         It holds while a message is shorter than the forward of a stage: with short stages and longer messages a rank
         waits again and again. Simulate.
 
 in stages on each rank:
-=> by_formula(ranks, microbatches, v, layers * T_F, layers * T_B, T_message=0)
+seen.makespan => by_formula(ranks, microbatches, v, layers * T_F, layers * T_B, T_message=0)
     You chose the largest v that fits, as if messages took no time. Each stage adds one to the path.
         Compare with them.
 range(1, layers + 1) => range(2, layers + 1)
