@@ -57,14 +57,16 @@ def predicted(row, share, exposed):
 
 
 def inputs(generator, n):
-    stacks, in_seconds = [], EXERCISE.mistakes[2].wrong.load()  # least squares that are not relative
+    # Two answers that are known by their numbers: least squares that are not relative, and those without the rest.
+    stacks, in_seconds, no_rest = [], *(EXERCISE.mistakes[i].wrong.load() for i in (2, 3))
     while len(stacks) < STACKS:
         share, exposed = whole(generator, 450, 850) / 1000, whole(generator, 300, 900) / 1000
         noise = 1 + NOISE * (2 * torch.rand(len(SHOWN), generator=generator, dtype=torch.float64) - 1)
         parts = map(parts_of, SHOWN)
         rows = [p | {"measured": predicted(p, share, exposed) * x} for p, x in zip(parts, noise.tolist())]
-        stack = {"rows": rows, "share": share, "exposed": exposed, "in seconds": in_seconds(rows)}
-        stacks += [stack] * tells_apart(stack)
+        stack = {"rows": rows, "share": share, "exposed": exposed}
+        stack |= {"in seconds": in_seconds(rows), "no rest": no_rest(rows)}
+        stacks += [stack] * (tells_apart(stack) and abs(share - SHARES["a100"][0]) > NEAR)
     return [{"stacks": stacks}]
 
 
@@ -92,12 +94,17 @@ def body(answer, group, given):
 
 def judged(stack, share, exposed):
     """By the first that holds."""
-    in_seconds = zip((share, exposed), stack["in seconds"], strict=True)
+
+    def is_pair(name):
+        return all(abs(a - b) <= 2e-3 for a, b in zip((share, exposed), stack[name], strict=True))
+
     alone = [run for run in KEPT_BACK if run.layout.tp == 1]
     whys = {
         HOLDS: worst(stack, KEPT_BACK, share, exposed) <= NEAR,
         "swapped": exposed > 0 and worst(stack, KEPT_BACK, exposed, share) <= NEAR,
-        "fitted in seconds": all(abs(a - b) <= 2e-3 for a, b in in_seconds),
+        "the hidden fraction": worst(stack, KEPT_BACK, share, 1 - exposed) <= NEAR,
+        "fitted in seconds": is_pair("in seconds"),
+        "without the rest": is_pair("no rest"),
         "over the peak": share > 1,
         "more than all sums": not 0 <= exposed <= 1,
         "the book's": abs(share - SHARES["a100"][0]) < 1e-3,
@@ -163,7 +170,13 @@ returns None
 parts / measured[:, None], (measured - known) / measured => parts, measured - known
     You minimise seconds, so runs of 200 s, with hardly any tp sums, outweigh runs of 3 s.
         Minimise relative errors.
-1 / slowdown, exposed => slowdown, exposed
+=> parts / measured[:, None], measured / measured
+    You divide the whole step among matmuls and sums. `rest` is a part of it, and it is known.
+        Subtract `rest` from the measured seconds first.
+1 / slowdown, exposed => 1 / slowdown, 1 - exposed
+    That is the fraction of the sums that computation hides.
+        Return the fraction that it does not hide.
+=> slowdown, exposed
     A share above 1 is faster than the GPU's peak.
         Seconds at the peak are divided by the share, which is below 1.
 => 1 / slowdown, 100 * exposed

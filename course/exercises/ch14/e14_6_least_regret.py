@@ -171,6 +171,18 @@ def too_large(training):
     return max(able, key=lambda one: memory_bytes(training, one).total)
 
 
+def nearest(layouts, larger_regret, over):
+    """The layout with the largest regret up to 0.01 above the least, or with the least above that."""
+    most = min(map(larger_regret, layouts)) + NEAR
+    able = [one for one in layouts if (larger_regret(one) > most) == over]
+    return (min if over else max)(able, key=larger_regret)
+
+
+ALSO_RIGHT = """
+min(layouts, key=larger_regret) => nearest(layouts, larger_regret, over=False)
+    As far from the least as is allowed.
+"""
+
 MISTAKES = """
 returns None
     Return three things: a layout, a fraction, and the name of a kind of time.
@@ -201,6 +213,7 @@ return max => return sum
     You take the least mean of both regrets, which may be bad in one case.
         Take the layout whose larger regret is least.
 min(layouts, key=larger_regret) => max((one for one in layouts if one.tp <= 8), key=larger_regret)
+or min(layouts, key=larger_regret) => nearest(layouts, larger_regret, over=True)
     Your layout is possible, and it fits.
         But there is a layout whose larger regret is smaller.
 
@@ -214,6 +227,9 @@ first.total / second.total - 1 => 100 * (first.total / second.total - 1)
 => 1 - second.total / first.total
     You divide by the seconds of the slower layout.
         A regret is relative to the best layout.
+=> first.total / seconds[1][min(layouts, key=larger_regret)].total - 1
+    You compare with the layout that you chose.
+        A regret is relative to the best layout for this training.
 => first.total - second.total
     That is in seconds.
         Divide by the seconds of the best layout.
