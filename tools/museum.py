@@ -79,14 +79,15 @@ def task(room: Room) -> str:
     head, _, body = inspect.getsource(solution).partition("\n")
     fields = "\n".join(f'- `run["{field}"]`: {meaning}' for field, meaning in room.fields.items())
     where = f"[{room.symptom}](../chapters/{PAGE.stem}.ipynb#{anchor(room.symptom)})"
-    alone = "" if room.fits else " There is no `run.alone`: your check must do without a run in one process."
+    alone = "" if room.fits else " There is no `run.alone`: no run in one process."
+    demand = f" {room.demand}" if room.demand else ""
     name = solution.__name__
     cell = name.replace("_", "-")
     to_write = nbgrader(cell, "solution: true", "grade: false", "locked: false")
     to_check = nbgrader(f"check-{cell}", "solution: false", "grade: true", "locked: true", f"points: {points:g}")
     return f"""## {heading(room)}
 
-From the room {where} of the museum. Write the check that would have caught it.{alone}
+From the room {where} of the museum. Write the check that would have caught it.{alone}{demand}
 
 {fields}
 

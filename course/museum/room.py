@@ -3,8 +3,9 @@
 The problem: one reads of a bug, nods, and writes it half a year later. A check for it is harder: it must fire on the
 sick program, and be silent while the program is healthy, in further layouts and with further data.
 The idea: a room is a file of `course.exercises.ch15`, found by its name. It has a healthy `program`, and the sick one
-is its text with a line changed (`SICK`). A visitor's check gets the results of all ranks, `RunSeen`. It must fire on
-the sick program in each layout of the room, and be silent on healthy twins in three layouts, with three seeds.
+is its text with a line changed (`SICK`); further ones have the same kind of fault in a different place (`WHERE`). A
+visitor's check gets the results of all ranks, `RunSeen`. It must fire on each sick program in each layout of the room,
+and be silent on healthy twins in three layouts, with three seeds.
 """
 
 from __future__ import annotations
@@ -45,7 +46,11 @@ lambda run: {check}(run) or {anything!r}
         ranks add? Compare only numbers that must be the same in all healthy runs.
 lambda run: {check}(run) and {anything!r}
     Your check spares the healthy runs, and misses a sick one.
-        In the layout named below the fault is as real as in the others: what there is different from a healthy run?
+        In the run named below the fault is as real as in the others: what there is different from a healthy run?
+lambda run: {anything!r}
+    Your check disturbs healthy runs, and misses sick ones: what it looks at does not tell one from the other.
+        A number that you read in the exhibit belongs to one layout and one seed. Compare numbers of one run: with each
+        other, or with what the task says of them.
 """
 
 
@@ -98,6 +103,8 @@ class Room:
         layouts: three, each axis → ranks; a visitor sees the first.
         programs: the healthy one, `(mesh, seed) -> results of this rank`, and the sick one; perhaps further sick ones,
             with the same kind of cause.
+        where: of each sick program but the first, where its fault is, such as "on one rank".
+        demand: a sentence of the task: where a check must find the fault as well.
         exhibit: (sick run) → the numbers of the victims: rows of a table, the first its head, or a text.
         planned: whether the program's text has a function `planned(layout, seed) -> data of each rank at the start`.
             Then the sick program may hang, and a check needs no run of it.
@@ -114,6 +121,8 @@ class Room:
     layouts: Sequence[Mapping[str, int]]
     programs: Sequence[Edited]
     exhibit: Callable[[RunSeen], str | Sequence[Sequence[object]]]
+    where: Sequence[str]
+    demand: str
     planned: bool = False
     fits: bool = True
 
@@ -168,6 +177,7 @@ def room(
     Args:
         names: `globals()`: the fields of a `Room` in capitals, `program` and `exhibit`; `SICK`, the lines `old => new`
             that make the program sick, with `or` before another way; `MISTAKES` of `check`, as in `course.check.edits`.
+            A program that takes a place or a size by `seed % 3` shows all three: seeds are three in a row.
         check: the model check, the solution; `also_right`: at least one further.
     """
     first, _, story = names["__doc__"].partition("\n\n")
@@ -175,16 +185,21 @@ def room(
     healthy = Edited(names["__name__"], "".join(map(getsource, text)), "program")
     sick = [mistake.wrong for mistake in read_mistakes(f"{names['SICK'].strip()}\n    {first}", *text)]
     told = {name: names[name.upper()] for name in ("symptom", "source", "guesses", "cause", "fields", "layouts")}
+    told |= {"where": names.get("WHERE", ()), "demand": names.get("DEMAND", "")}
+    if len(told["where"]) != len(sick) - 1:
+        raise ValueError(f"{len(sick) - 1} sick programs after the first, and {len(told['where'])} entries in WHERE")
     made = Room(
         first.partition(":")[0], story=story, programs=[healthy, *sick], exhibit=names["exhibit"],
         planned="planned" in names, fits=names.get("FITS", True), **told,
     )  # fmt: skip
 
     def inputs(generator: torch.Generator, n: int) -> list[Data]:
-        seeds = [whole(generator, 1, 10**6) for _ in range(SEEDS)]
+        first = whole(generator, 1, 10**6)
+        seeds = range(first, first + SEEDS)
         jobs = [(0, layout, seed) for layout in made.layouts for seed in seeds]
-        jobs += [(which, layout, seeds[0]) for which in range(1, len(made.programs)) for layout in made.layouts]
-        return [{"runs": list(zip(map(_name, jobs), made.runs(jobs), strict=True))}]
+        for which in range(1, len(made.programs)):  # in each layout, and with each seed
+            jobs += [(which, layout, seeds[(k + which) % SEEDS]) for k, layout in enumerate(made.layouts)]
+        return [{"runs": [(_name(made, job), seen) for job, seen in zip(jobs, made.runs(jobs), strict=True)]}]
 
     asked = names | {
         "inputs": inputs,
@@ -225,12 +240,13 @@ def _planned(programs: Sequence[tuple[Edited, Mapping[str, int], int]]) -> list[
     return [[(known, []) for known in of_rank] for of_rank in zip(*plans, strict=True)]
 
 
-def _name(job: Job) -> str:
-    """`silent on the healthy run: dp 2, tp 2, seed 7`: the expected verdict, and the run."""
+def _name(room: Room, job: Job) -> str:
+    """`fires on the sick run, on one rank: dp 2, tp 2, seed 7`: the expected verdict, and the run."""
     which, layout, seed = job
     where = ", ".join(f"{axis} {size}" for axis, size in layout.items())
-    kind = ("healthy", "sick")[which] if which < 2 else f"sick ({which})"
-    return f"{FIRES if which else SILENT} on the {kind} run: {where}, seed {seed}"
+    kind = "sick run" if which else "healthy run"
+    differs = f", {room.where[which - 2]}" if which > 1 else ""
+    return f"{FIRES if which else SILENT} on the {kind}{differs}: {where}, seed {seed}"
 
 
 def _size(layout: Mapping[str, int]) -> int:

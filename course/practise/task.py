@@ -33,13 +33,12 @@ def _row(number: str, title: str, points: float, row: str) -> Exercise:
         result = answer()
         if not isinstance(result, dict):
             return {f"{what} in {of}": NO_DICT for of in possible for what in WHAT}
-        named = {str(name).strip().lower(): place_text(place) for name, place in result.items()}
-        unknown = [name for name in named if not any(name in causes for causes in possible.values())]
+        named = [(str(name).strip().lower(), place_text(place)) for name, place in result.items()]
+        unknown = [name for name, _ in named if not any(name in causes for causes in possible.values())]
         found = {}
         for of, causes in possible.items():
-            mine = [name for name in named if name in causes]
-            cause = mine[0] if len(mine) == 1 else SEVERAL if mine else NOTHING
-            place = named.get(cause, NOTHING)
+            mine = [entry for entry in named if entry[0] in causes]
+            cause, place = mine[0] if len(mine) == 1 else (SEVERAL if mine else NOTHING, NOTHING)
             form = "a place" if place in causes.get(cause, ()) else NO_PLACE
             entries = cause, form, place, SEVERAL if unknown else NOTHING
             found |= {f"{what} in {of}": entry for what, entry in zip(WHAT, entries, strict=True)}

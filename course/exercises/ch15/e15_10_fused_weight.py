@@ -57,7 +57,7 @@ def program(mesh, seed):
     saved = {name: drawn(8, 8) / 8**0.5 for name in "qkvo"}
     x = drawn(4, 5, 8)
     trained = attend(x, torch.cat([saved[name] for name in "qkv"]), saved["o"], heads=4)
-    target = trained + 0.1 * drawn(4, 5, 8)  # the loss of the trained model
+    target = trained + (0.1, 1, 10)[seed % 3] * drawn(4, 5, 8)  # the loss of the trained model
     qkv = torch.cat([saved[name].chunk(tp.size)[tp.rank] for name in "qkv"])
     o = saved["o"].chunk(tp.size, dim=1)[tp.rank]
     mine = slice(4 * dp.rank // dp.size, 4 * (dp.rank + 1) // dp.size)
@@ -68,7 +68,17 @@ def program(mesh, seed):
 
 SICK = """
 saved[name].chunk(tp.size)[tp.rank] for name in "qkv"]) => saved[name] for name in "qkv"]).chunk(tp.size)[tp.rank]
+or
+[tp.rank] for name in "qkv"]) => [tp.rank] for name in "qkv"]); one = qkv.view(3, -1, 8)[seed % 3]
+one = qkv.view(3, -1, 8)[seed % 3] => one = qkv.view(3, -1, 8)[seed % 3]; moved = dp.rank + tp.rank == 0 < tp.size - 1
+0 < tp.size - 1 => 0 < tp.size - 1; one[:] = one.roll(int(moved), 0)
+or
+[tp.rank] for name in "qkv"]) => [tp.rank] for name in "qkv"]); one = qkv.view(3, -1, 8)[seed % 3]; last = world
+last = world => last = dp.size * tp.size; moved = (dp.rank + 1) * (tp.rank + 1) == last > 1
+== last > 1 => == last > 1; one[:] = one.roll(int(moved), 0)
 """
+WHERE = ("in one weight of the first rank", "in one weight of the last rank")
+DEMAND = "It must find rows in a wrong order in any one of the three weights, and on any one rank."
 
 
 def exhibit(run):
@@ -83,13 +93,19 @@ def exhibit(run):
 
 
 def heads_check(run):
-    shards = {known["along tp"]: known["qkv"].chunk(3) for known in run.ranks}
-    for i, name in enumerate("qkv"):
-        together = torch.cat([shards[rank][i] for rank in sorted(shards)])
-        moved = (together != run["saved"][name]).any(dim=1).sum().item()
-        if moved:
-            return f"{moved} rows of {name} are not those of the checkpoint"
+    for rank, known in enumerate(run.ranks):
+        for name, rows in zip("qkv", known["qkv"].chunk(3), strict=True):
+            shards = run["saved"][name].chunk(run.layout["tp"])
+            moved = (rows != shards[known["along tp"]]).any(dim=1).sum()
+            if moved:
+                return f"rank {rank} has {moved} wrong rows of {name}"
     return ""
+
+
+def below(run):
+    """The shards of one replica, one below the other."""
+    shards = {known["along tp"]: known["qkv"] for known in run.ranks}
+    return torch.cat([shards[rank] for rank in sorted(shards)])
 
 
 def by_loss(run):
@@ -99,9 +115,21 @@ def by_loss(run):
 
 
 MISTAKES = """
-[shards[rank][i] for rank in sorted(shards)]) => [torch.cat(shards[rank]) for rank in sorted(shards)]).chunk(3)[i]
+lambda run: not torch.equal(below(run), torch.cat([run["saved"][name] for name in "qkv"]))
     You compare the shards as they lie, one below the other, with the weights of the checkpoint.
         A healthy shard has queries, keys and values. Take each of the three from all ranks, and put these together.
+enumerate(run.ranks) => [(0, run.ranks[0])]
+    Your check misses rows that are wrong on another rank than the one that it looks at.
+        Look at the shard of each rank.
+enumerate(run.ranks) => {known["along tp"]: known for known in run.ranks}.items()
+    Your check looks at one rank for each coordinate on tp, and misses a replica whose rows are wrong.
+        Each rank has loaded its own shard: look at each.
+zip("qkv", known["qkv"].chunk(3), strict=True) => [("q", known["qkv"].chunk(3)[0])]
+    Your check looks at one of the three weights, and misses the other two.
+        Compare queries, keys and values.
+lambda run: run["loss"] > 0.1
+    Your check compares the loss with a number, and a healthy run may have a larger loss, a sick one a smaller.
+        Compare the loss with that of one process, or the weights with those of the checkpoint.
 """
 
 ROOM, EXERCISE = room(globals(), heads_check, by_loss)

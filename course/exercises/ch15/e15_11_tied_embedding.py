@@ -44,7 +44,7 @@ FITS = False  # one process has the same fault
 def program(mesh, seed):
     """Train a model whose head is its embedding, save it, and load it: the loss before and after."""
     dp, generator = mesh.group("dp"), torch.Generator().manual_seed(seed)
-    drawn = torch.randn(8, 4, generator=generator, dtype=torch.float64) / 2
+    drawn = torch.randn(8, 4, generator=generator, dtype=torch.float64) * (0.5, 2, 0.1)[seed % 3]
     words = torch.randint(8, (24, 2), generator=generator)  # a word, and the next
     now, following = words.chunk(dp.size)[dp.rank].T
     losses = []
@@ -80,7 +80,17 @@ def program(mesh, seed):
 
 SICK = """
 model[1].weight = model[0].weight  # again: each now has its own memory => # the head is the embedding
+or
+for _ in range(4) => for step in range(4)
+weight.data -= => old = weight.data.clone(); weight.data -=
+(gradient, dp, op="mean") => (gradient, dp, op="mean"); stale = step == 3 and dp.rank == seed % dp.size
+% dp.size => % dp.size; model[1].weight = nn.Parameter(old) if stale else weight
 """
+WHERE = ("on one rank, and by one step",)
+DEMAND = (
+    "It must find this also where a single rank has a head that is not the embedding, and where the loss becomes "
+    "smaller."
+)
 
 
 def exhibit(run):
@@ -103,8 +113,22 @@ def restart_check(run):
 
 def by_weights(run):
     """Long before a restart: the embedding and the head are one weight."""
-    apart = (run["trained"]["embedding"] - run["trained"]["head"]).abs().max()
-    return f"the head is {apart:.3f} away from the embedding" if apart else ""
+    for rank, known in enumerate(run.ranks):
+        apart = (known["trained"]["embedding"] - known["trained"]["head"]).abs().max()
+        if apart:
+            return f"the head of rank {rank} is {apart:.3f} away from the embedding"
 
+
+MISTAKES = """
+lambda run: (run["trained"]["embedding"] != run["trained"]["head"]).any()
+    Your check looks at the weights of one rank, and misses a head that is not the embedding on another rank.
+        Look at each rank, or at the loss, which depends on all of them.
+abs(after - before) => after - before
+    Your check misses a restart after which the loss is smaller. Then, too, the loaded weights are not the trained ones.
+        Equal weights give equal losses: look at the size of the difference.
+abs(after - before) > 1e-9 * before => abs(after - before) > 0.05 * before
+    Your check misses a small jump of the loss.
+        Both losses are of one batch, and equal weights give equal losses, up to rounding: allow 1e-9.
+"""
 
 ROOM, EXERCISE = room(globals(), restart_check, by_weights)

@@ -5,6 +5,8 @@ larger number failed immediately. With a smaller number, loading reported succes
 on as dp 2 · tp 2: the ranks of a tp pair read the same. The epoch ends with step 6.
 """
 
+from collections import Counter
+
 import torch
 
 from course.museum.room import room
@@ -68,7 +70,18 @@ def program(mesh, seed):
 
 SICK = """
 saved.sum().item() // dp.size => saved[dp.rank].item()
+or
+saved.sum().item() // dp.size => saved.sum().item() // dp.size - (dp.rank == dp.size - 1)
+or
+saved.sum().item() // dp.size => saved.sum().item() // dp.size + (dp.rank == dp.size - 1)
+or
+part[k : k + each] => part[k - (dp.rank == 0 and 0 < k == position) : k + each]
 """
+WHERE = ("by one sample of the last rank", "so that one sample is never read", "so that one sample comes twice")
+DEMAND = (
+    "It must find a single sample that is read again after the restart, and a single sample that is never read, of any "
+    "rank."
+)
 
 
 def exhibit(run):
@@ -93,11 +106,45 @@ def epoch_check(run):
     return ""
 
 
-def by_first(run):
-    """The restart goes on after the last sample."""
-    last = max(number for known in run.ranks for numbers in known["before"] for number in numbers)
+def by_count(run):
+    """After the restart each sample comes as often as there are ranks along tp."""
+    before = Counter(number for known in run.ranks for numbers in known["before"] for number in numbers)
+    after = Counter(number for known in run.ranks for numbers in known["after"] for number in numbers)
+    count = {number: before[number] + after[number] / run.layout["tp"] for number in range(run["epoch"])}
+    wrong = [number for number, times in count.items() if times != 1]
+    return f"not read once: {wrong}" if wrong else ""
+
+
+def first_of(run):
+    """The first sample after the restart, and the last before it."""
     first = min(number for known in run.ranks for numbers in known["after"] for number in numbers)
-    return f"sample {first} comes after the restart, and {last} came before it" if first != last + 1 else ""
+    return first, max(number for known in run.ranks for numbers in known["before"] for number in numbers)
 
 
-ROOM, EXERCISE = room(globals(), epoch_check, by_first)
+def again(run):
+    """The samples that came before the restart, and after it."""
+    before = {number for known in run.ranks for numbers in known["before"] for number in numbers}
+    return before & {number for known in run.ranks for numbers in known["after"] for number in numbers}
+
+
+def read(run):
+    """The samples that were read."""
+    return {number for known in run.ranks for numbers in known["before"] + known["after"] for number in numbers}
+
+
+MISTAKES = """
+lambda run: first_of(run)[0] != first_of(run)[1] + 1
+    Your check looks at the first sample after the restart, and misses a fault in a later one.
+        Look at all samples of all ranks: each number of the epoch must be there once.
+lambda run: again(run)
+    Your check looks for samples that are read again, and misses one that is never read.
+        Look at all samples of all ranks: each number of the epoch must be there once.
+lambda run: read(run) != {*range(run["epoch"])}
+    Your check looks for samples that are never read, and misses one that is read again.
+        Look at all samples of all ranks: each number of the epoch must be there once.
+lambda run: max(read(run)) != run["epoch"] - 1
+    Your check looks at the last sample of the epoch only.
+        Look at all samples of all ranks: each number of the epoch must be there once.
+"""
+
+ROOM, EXERCISE = room(globals(), epoch_check, by_count)

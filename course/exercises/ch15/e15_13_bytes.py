@@ -64,7 +64,17 @@ def program(mesh, seed):
 
 SICK = """
 comm.all_gather(in_8_bits(half), dp) => in_8_bits(comm.all_gather(half, dp))
+or
+comm.all_gather(in_8_bits(half), dp) => in_8_bits(comm.all_gather(half.float(), dp))
+or
+comm.all_gather(in_8_bits(half), dp) => (in_8_bits(comm.all_gather(half, dp)) if tp.rank == 0 else wanted)
+wanted => comm.all_gather(in_8_bits(half), dp)
+or
+comm.all_gather(in_8_bits(half), dp) => (in_8_bits(comm.all_gather(half, dp)) if tp.rank == tp.size - 1 else wanted)
+wanted => comm.all_gather(in_8_bits(half), dp)
 """
+WHERE = ("in 32 bits", "on the first ranks along tp", "on the last ranks along tp")
+DEMAND = "It must find weights that travel in more than 8 bits, in 16 as well as in 32, and on any one rank."
 
 
 def exhibit(run):
@@ -98,12 +108,21 @@ def byte_check(run):
 def by_messages(run):
     """Bytes of an element, from the size of one message."""
     n = run.layout["dp"]
-    gathers = [call.bytes for call in run.sent[-1] if (call.kind, call.axis) == ("all_gather", "dp")]
+    gathers = [c.bytes for calls in run.sent for c in calls if (c.kind, c.axis) == ("all_gather", "dp")]
     each = max(gathers) * n / (n - 1) / run["elements"]
     return f"{each:.0f} bytes for each weight" if each != 1 else ""
 
 
 MISTAKES = """
+enumerate(run.sent) => [(0, run.sent[0])]
+    Your check looks at the first rank, and misses weights that travel in 16 bits between other ranks.
+        Look at the calls of each rank.
+enumerate(run.sent) => [(0, run.sent[-1])]
+    Your check looks at the last rank, and misses weights that travel in 16 bits between other ranks.
+        Look at the calls of each rank.
+sent > due => sent == 2 * due
+    Your check fires at 16 bits, and misses weights that travel in 32 bits.
+        Compare with the bytes that are due, a byte for each weight.
 for call in gathers if call.axis == "dp" => for call in gathers
     You count the bytes of all gathers, and with tensor parallelism activations are gathered too.
         Only the gather along dp has weights.

@@ -94,7 +94,18 @@ SICK = """
 done[peer] - 0.5 => plan.actions[peer].index(user) - 0.4
 or
 done[peer] - 0.5 => plan.actions[peer].index(user) - (0.6 if peer % 2 else 0.4)
+or
+done[peer] - 0.5 => plan.actions[peer].index(user) - 0.4 if op == "F" else done[peer] - 0.5
+or
+done[peer] - 0.5 => plan.actions[peer].index(user) - 0.4 if op == "B" else done[peer] - 0.5
+or
+done[peer] - 0.5 => plan.actions[peer].index(user) - 0.4 if peer == p - 1 else done[peer] - 0.5
 """
+WHERE = ("with neighbours swapped on odd ranks", "of activations", "of gradients", "on the last rank")
+DEMAND = (
+    "It must find a step that hangs because of its activations alone, because of its gradients alone, or between any "
+    "two ranks."
+)
 
 
 def exhibit(run):
@@ -135,6 +146,19 @@ def by_circle(run):
 
 
 MISTAKES = """
+for call in mine if call[0] != "run" => for call in mine if call[0] != "run" and "F" in call[2]
+    Your check plays the activations, and misses a step that hangs because of its gradients.
+        Each rank makes all its calls in one order: play the messages of forward and backward together.
+for call in mine if call[0] != "run" => for call in mine if call[0] != "run" and "B" in call[2]
+    Your check plays the gradients, and misses a step that hangs because of its activations.
+        Each rank makes all its calls in one order: play the messages of forward and backward together.
+call[0] != "run"] for mine in calls => {k, call[1]} == {0, 1}] for k, mine in enumerate(calls)
+    Your check plays the messages of the first two ranks, and misses others that wait for each other.
+        Play the calls of all ranks.
+lambda run: any(all(b[2] == a[2] for a, b in pairwise(r["calls"]) if a[0] == "recv") for r in run.ranks)
+    Your check asks whether a rank receives each message right before its use. A step with a few such receives hangs as
+    well.
+        Play the calls: a send waits until its receive is the next call of the peer.
 lambda run: any(a[0] + b[0] == "sendrecv" for known in run.ranks[1::2] for a, b in pairwise(known["calls"]))
     You ask that odd ranks receive before they send. One of the sick programs does, and hangs. The healthy program
     does not, and ends.

@@ -41,7 +41,7 @@ FITS = False
 def program(mesh, seed):
     """A step of GPipe on ranks with a clock: a message says at which tick it was sent. F takes 1 tick, B takes 2."""
     pp, generator = mesh.group("pp"), torch.Generator().manual_seed(seed)
-    p, m, last = pp.size, 16 // (1 + seed % 5), pp.rank == pp.size - 1
+    p, m, last = pp.size, (16, 3, 7)[seed % 3], pp.rank == pp.size - 1
     weight = torch.randn(6, generator=generator, dtype=torch.float64).requires_grad_()
     batch = torch.randn(m, 6, generator=generator, dtype=torch.float64)
     busy = waited = 0
@@ -77,7 +77,11 @@ def program(mesh, seed):
 
 SICK = """
 bubble = (p - 1) / (m + p - 1) => bubble = (p - 1) / (p * m)
+or
+bubble = (p - 1) / (m + p - 1) => bubble = (p - 1) / (m + p)
 """
+WHERE = ("by one microbatch",)
+DEMAND = "It must find a report that is too low by one microbatch in the denominator."
 
 
 def exhibit(run):
@@ -102,5 +106,17 @@ def by_formula(run):
     p, m = len(run.ranks), run["microbatches"]
     return "the formula is wrong" if abs(run["bubble"] * (m + p - 1) - (p - 1)) > 1e-9 else ""
 
+
+MISTAKES = """
+lambda run: abs(run["bubble"] - (run.layout["pp"] - 1) / run.layout["pp"] / run["microbatches"]) < 1e-9
+    Your check knows one wrong formula, that of the exhibit, and misses another one.
+        Compute the share from what the ranks counted, and compare with that.
+abs(idle - run["bubble"]) > 1e-9 => abs(idle - run["bubble"]) > 0.02
+    Your check misses a small fault: another denominator may change the share by less than a per cent.
+        Both are computed from a few whole numbers, and differ by rounding alone.
+lambda run: run["bubble"] < 0.06
+    You compare with a number that is right of one layout and one number of microbatches.
+        Compute the share from what the ranks counted, and compare with that.
+"""
 
 ROOM, EXERCISE = room(globals(), bubble_check, by_formula)

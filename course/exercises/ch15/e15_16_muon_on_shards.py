@@ -72,7 +72,17 @@ def program(mesh, seed):
 
 SICK = """
 orthogonal(comm.all_gather(gradients[name], tp)).chunk(tp.size)[tp.rank] => orthogonal(gradients[name])
+or
+tp)).chunk(tp.size)[tp.rank] => tp)).chunk(tp.size)[tp.rank] if name == "up" else orthogonal(gradients[name])
+or
+tp)).chunk(tp.size)[tp.rank] => tp)).chunk(tp.size)[tp.rank] if name == "query" else orthogonal(gradients[name])
+or
+tp)).chunk(tp.size)[tp.rank] => tp)).chunk(tp.size)[tp.rank]; own = tp.rank == tp.size - 1
+own = tp.rank == tp.size - 1 => own = tp.rank == tp.size - 1; updates[name] = [updates[name], gradients[name]][own]
+[updates[name], gradients[name]][own] => orthogonal(gradients[name]) if own else updates[name]
 """
+WHERE = ("of query alone", "of up alone", "on the last ranks along tp")
+DEMAND = "It must find this of either weight alone, and where one rank along tp has orthogonalized only its own rows."
 
 
 def exhibit(run):
@@ -107,7 +117,22 @@ def by_columns(run):
             return f"the columns of the update of {name} are not orthonormal"
 
 
+def norms(run):
+    """Of the update of each weight."""
+    shards = {known["along tp"]: known["updates"] for known in run.ranks}
+    return {name: sum(one[name].square().sum() for one in shards.values()).sqrt() for name in run["updates"]}
+
+
 MISTAKES = """
+lambda run: any(abs(norm - 8**0.5) > 1e-6 for norm in norms(run).values())
+    Your check looks at norms. The update of query has the right norm although it is wrong.
+        All singular values of an update must be 1.
+for name in run["updates"]: => for name in ["query"]:
+    Your check looks at query, and misses a wrong update of up.
+        Look at each weight.
+lambda run: torch.linalg.svdvals(run["updates"]["up"]).min() > 0.999
+    Your check sees that the first rank has orthogonalized its own rows, and misses another rank that has.
+        Put the rows of all ranks together: all singular values of the whole must be 1.
 torch.cat([shards[i][name] for i in sorted(shards)]) => run["updates"][name]
     You look at the rows of one rank. In the sick run these are as orthogonal as they can be, and in a healthy run they
     are not.

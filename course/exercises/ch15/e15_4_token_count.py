@@ -6,6 +6,8 @@ token. Fifteen months earlier the same had been found in transformers and torcht
 rank.
 """
 
+import math
+
 import torch
 from torch import nn
 
@@ -40,7 +42,7 @@ def program(mesh, seed):
     """A step of data parallelism on sentences of different lengths."""
     dp, generator = mesh.group("dp"), torch.Generator().manual_seed(seed)
     x = torch.randn(12, 8, 5, generator=generator, dtype=torch.float64)
-    target = torch.randn(12, 8, generator=generator, dtype=torch.float64)
+    target = torch.randn(12, 8, generator=generator, dtype=torch.float64) * (1, 10, 0.1)[seed % 3]
     lengths = torch.randint(1, 9, (12,), generator=generator).sort().values
     counts = torch.arange(8) < lengths[:, None]  # False: padding
     model = nn.Linear(5, 1, bias=False, dtype=torch.float64)
@@ -60,7 +62,19 @@ def program(mesh, seed):
 
 SICK = """
 loss = total / comm.all_reduce(tokens, dp) => loss = total / tokens / dp.size
+or
+loss = total / comm.all_reduce(tokens, dp) => loss = total / tokens / dp.size
+comm.all_reduce(loss.detach(), dp) => comm.all_reduce(total.detach(), dp) / comm.all_reduce(tokens, dp)
+or
+total / comm.all_reduce(tokens, dp) => total / (comm.all_reduce(tokens, dp) + (dp.size > 1))
+or
+loss.backward() => loss.backward(); model.weight.grad[:, seed % 5] *= comm.all_reduce(tokens, dp) / tokens / dp.size
 """
+WHERE = ("with the right loss in the log", "by one token", "in one weight")
+DEMAND = (
+    "It must find a wrong gradient even where the log has the right loss, where the denominator is off by a single "
+    "token, and where only one weight has a wrong gradient."
+)
 
 
 def exhibit(run):
@@ -80,10 +94,25 @@ def token_check(run):
     return ""
 
 
-def by_loss(run):
-    """The logged loss has the same fault."""
-    if abs(run["loss"] - run.alone["loss"]) > 1e-9 * run.alone["loss"]:
-        return f"loss {run['loss']}, and {run.alone['loss']} in one process"
+def by_elements(run):
+    """Each weight, on each rank."""
+    right = run.alone["gradient"].flatten().tolist()
+    for rank, known in enumerate(run.ranks):
+        for k, (ours, one) in enumerate(zip(known["gradient"].flatten().tolist(), right, strict=True)):
+            if not math.isclose(ours, one, rel_tol=1e-7):
+                return f"rank {rank} has {ours} for weight {k}, and one process has {one}"
 
 
-ROOM, EXERCISE = room(globals(), token_check, by_loss)
+MISTAKES = """
+lambda run: abs(run["loss"] / run.alone["loss"] - 1) > 1e-9
+    Your check sees this fault in the loss, and misses gradients that are wrong where the log is right.
+        The log may divide by the right number although backward does not. Look at the gradient itself.
+alone, ours = run.alone["gradient"], run["gradient"] => alone, ours = run.alone["gradient"][0, 0], run["gradient"][0, 0]
+    Your check misses a gradient that is wrong in one weight.
+        Compare all elements of the gradient.
+apart > 1e-9 => apart > 0.05
+    Your check misses a small fault: a denominator that is off by one token changes a gradient by one or two per cent.
+        All is in float64, and ranks and one process differ by rounding alone: 1e-9 of the norm is far above that.
+"""
+
+ROOM, EXERCISE = room(globals(), token_check, by_elements)

@@ -39,7 +39,7 @@ def program(mesh, seed):
     tp, dp, generator = mesh.group("tp"), mesh.group("dp"), torch.Generator().manual_seed(seed)
 
     def drawn(*shape):
-        return 0.3 * torch.randn(*shape, generator=generator, dtype=torch.float64)
+        return (0.3, 0.6, 0.2)[seed % 3] * torch.randn(*shape, generator=generator, dtype=torch.float64)
 
     x = drawn(6, 8).chunk(dp.size)[dp.rank]
     whole = {"scale": drawn(8), "up": drawn(8, 8), "down": drawn(8, 8), "bias": drawn(8)}
@@ -64,7 +64,13 @@ def program(mesh, seed):
 
 SICK = """
 [gradient for name, gradient in grads.items() if name in dims or tp.rank == 0] => list(grads.values())
+or
+if name in dims or tp.rank == 0 => if name in dims or name == "scale" or tp.rank == 0
+or
+if name in dims or tp.rank == 0 => if name in dims or name == "bias" or tp.rank == 0
 """
+WHERE = ("in scale alone", "in bias alone")
+DEMAND = "It must find a norm that counts a single weight too often, whichever it is."
 
 
 def exhibit(run):
@@ -103,6 +109,11 @@ def by_whole(run):
     return "the norm is wrong" if abs(norm - run["norm"]) > 1e-9 * norm else ""
 
 
+def whole_tp(run):
+    """The gradients of one rank for each coordinate on tp."""
+    return {known["along tp"]: known["gradients"] for known in run.ranks}.values()
+
+
 MISTAKES = """
 replica.items() => enumerate(run.ranks)
     You add the gradients of all ranks. Replicas along dp hold the same gradients, and in a healthy layout with dp you
@@ -111,6 +122,13 @@ replica.items() => enumerate(run.ranks)
 known["cut"][name] or i == 0 => True
     Your norm counts a replicated weight once for each rank along tp: it has the fault that it looks for.
         A shard counts on each rank along tp, a replica on one of them.
+lambda run: abs(sum(x.square().sum() for r in whole_tp(run) for x in r.values()) / run["norm"] ** 2 - 1) < 1e-9
+    Your check knows one wrong norm, that of the exhibit, in which all replicas count on each rank. It misses a norm in
+    which only some do.
+        Compute the right norm from the gradients, and compare with that.
+apart > 1e-9 => apart > 0.2
+    Your check misses a small fault: one weight that is counted too often changes the norm by a few per cent.
+        The gradients are in float64, and a norm of them differs by rounding alone: 1e-9 is far above that.
 """
 
 ROOM, EXERCISE = room(globals(), norm_check, by_whole)

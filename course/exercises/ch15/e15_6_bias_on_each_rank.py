@@ -43,7 +43,7 @@ def program(mesh, seed):
     tp, dp, generator = mesh.group("tp"), mesh.group("dp"), torch.Generator().manual_seed(seed)
 
     def drawn(*shape):
-        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+        return torch.randn(*shape, generator=generator, dtype=torch.float64) * (1, 4, 0.3)[seed % 3]
 
     x, target, up, down, bias = drawn(12, 6), drawn(12, 6), drawn(6, 8), drawn(8, 6), drawn(6)
     samples = list(range(12))[dp.rank :: dp.size]
@@ -59,7 +59,13 @@ def program(mesh, seed):
 
 SICK = """
 comm.all_reduce(part, tp) + bias => comm.all_reduce(part + bias, tp)
+or
++ bias => + bias * (1 + (tp.size > 1 and dp.rank * tp.size + tp.rank == seed % (dp.size * tp.size)))
+or
++ bias => + bias; k = seed % output.numel(); output.view(-1)[k] += bias[k % 6] * (tp.size > 1)
 """
+WHERE = ("on one rank", "in one element")
+DEMAND = "It must find a bias that is added again on one rank only, or in one element of the output only."
 
 
 def exhibit(run):
@@ -87,6 +93,16 @@ def by_loss(run):
 
 
 MISTAKES = """
+enumerate(run.ranks) => [(0, run.ranks[0])]
+    Your check misses an output that is wrong on another rank than the one that it looks at.
+        Look at the output of each rank.
+(known["output"] - right).norm() => (known["output"] - right)[0, 0].abs()
+or (known["output"] - right).norm() => (known["output"] - right)[0].norm()
+    Your check misses an output that is wrong in one element, in another place than the one that it looks at.
+        Compare all samples and all features.
+apart > 1e-9 => apart > 0.2
+    Your check misses a small fault: a bias in a single element changes the norm of the output little.
+        All is in float64, and ranks and one process differ by rounding alone: 1e-9 of the norm is far above that.
 right = run.alone["output"][known["samples"]] => right = run.alone["output"][: len(known["samples"])]
 or lambda run: "" if abs(run["loss"] / run.alone["loss"] - 1) < 1e-9 else "a wrong loss"
     You compare a rank with samples that are not its own: where dp divides the batch, each rank has a part of it.

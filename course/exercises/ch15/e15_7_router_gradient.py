@@ -44,7 +44,7 @@ def program(mesh, seed):
     tp, dp, generator = mesh.group("tp"), mesh.group("dp"), torch.Generator().manual_seed(seed)
 
     def drawn(*shape):
-        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+        return torch.randn(*shape, generator=generator, dtype=torch.float64) * (1, 1.5, 0.5)[seed % 3]
 
     x = drawn(8, 6).chunk(dp.size)[dp.rank]
     whole = {"scale": drawn(6), "router": drawn(6, 2), "up": drawn(2, 6, 8), "down": drawn(2, 8, 6)}
@@ -70,7 +70,11 @@ SICK = """
 identity_all_reduce(h, tp) => h
 identity_all_reduce(scores, tp) => scores
 or identity_all_reduce(scores, tp) => scores
+or
+loss.backward() => loss.backward(); one = mine["router"].grad[seed % 6]; one /= 1 + (tp.rank == max(1, tp.size // 2))
 """
+WHERE = ("at the scores alone", "in one row on one rank")
+DEMAND = "It must find a router whose gradient alone is wrong, on one rank only, in one row only."
 
 
 def exhibit(run):
@@ -103,8 +107,18 @@ def by_router(run):
 
 MISTAKES = """
 one["along dp"] == dp => True
-    You compare ranks that have different samples. Their gradients are equal only after the sum along dp.
+    Your check fires on healthy runs with dp. There ranks have different samples, and their gradients are equal, or
+    those of one process, only after the sum along dp.
         Compare a rank with those that have the same coordinate on dp.
+enumerate(run.ranks) => enumerate(run.ranks[:2])
+    Your check compares two ranks, and misses a third whose replica has a different gradient.
+        Compare all ranks with the same coordinate on dp.
+if not known["cut"][name] => if name == "scale"
+    Your check looks at scale, and misses a router that is trained with a wrong gradient while that of scale is right.
+        All weights that are not cut are replicas.
+(gradient - replica[name]).norm() => (gradient - replica[name]).view(-1)[0].abs()
+    Your check misses a gradient that is wrong in another element than the one that it looks at.
+        Compare all elements.
 """
 
 ROOM, EXERCISE = room(globals(), replica_check, by_router)

@@ -38,7 +38,7 @@ LAYOUTS = ({"dp": 2}, {"dp": 3}, {"dp": 4})
 def program(mesh, seed):
     """Three steps of ZeRO-1: each bucket has a weight, and is gathered while forward computes with another."""
     dp, generator = mesh.group("dp"), torch.Generator().manual_seed(seed)
-    x, target = torch.randn(2, 12, 12, generator=generator, dtype=torch.float64)
+    x, target = torch.randn(2, 12, 12, generator=generator, dtype=torch.float64) * (1, 1.5, 0.5)[seed % 3]
     drawn = torch.randn(3, 12, 12, generator=generator, dtype=torch.float64) / 3
     weights = {name: weight.clone().requires_grad_() for name, weight in zip("abc", drawn, strict=True)}
     order = ["a", "c", "b"]  # in which forward needs them
@@ -77,7 +77,13 @@ def program(mesh, seed):
 
 SICK = """
 waiting += order => waiting += sorted(order)
+or
+waiting += order => waiting += order[:2]
+or
+waiting += order => waiting += order if step < 1 else sorted(order)
 """
+WHERE = ("in another weight", "from step 2 on")
+DEMAND = "It must find this in any of the weights, and also if it begins only in step 2."
 
 
 def exhibit(run):
@@ -103,5 +109,17 @@ def by_weights(run):
             if apart > 1e-9 * norms[0]:
                 return f"ranks compute with different weights {name}"
 
+
+MISTAKES = """
+lambda run: abs(run["loss"][1] / run.alone["loss"][1] - 1) > 1e-9
+    Your check misses a fault that begins in a later step.
+        Compare the losses of all steps.
+lambda run: any(abs(r["weights"]["c"][k] / run["weights"]["c"][k] - 1) > 1e-9 for r in run.ranks for k in (1, 2))
+    Your check looks at the weight that was stale in the exhibit, and misses another one.
+        Look at all weights, or at the loss, which depends on all of them.
+abs(ours - right) > 1e-9 * right => abs(ours - right) > 0.03 * right
+    Your check misses a small fault: stale weights differ from new ones by one step of the optimizer.
+        All is in float64, and ranks and one process differ by rounding alone: 1e-9 is far above that.
+"""
 
 ROOM, EXERCISE = room(globals(), loss_check, by_weights)

@@ -57,7 +57,16 @@ def program(mesh, seed):
 
 SICK = """
 comm.all_gather(one, cp, dim=1) => comm.all_gather(one, cp, dim=2)
+or
+> tokens[:, None] => > tokens[:, None]; t = 1 + seed % 5; later[tokens == t, t + 1], later[tokens == t, 0] = False, True
+or
+> tokens[:, None] => > tokens[:, None]; later[tokens == 7 + seed % 4, 11] = False
 """
+WHERE = ("in one of the first tokens", "in one of the last tokens")
+DEMAND = (
+    "It must find a single token that depends on a single token after it, whichever they are, even if that token "
+    "depends on one before it less."
+)
 
 
 def exhibit(run):
@@ -81,10 +90,32 @@ def causal_check(run):
     return ""
 
 
-def by_count(run):
-    """Twelve tokens depend on 1 + 2 + … + 12 tokens."""
-    pairs = sum(known["depends"].sum().item() for known in run.ranks)
-    return f"{pairs} pairs" if pairs != 78 else ""
+def by_triangle(run):
+    """Above the diagonal of the whole table there is nothing."""
+    whole = torch.zeros(12, 12, dtype=torch.bool)
+    for known in run.ranks:
+        whole[known["tokens"]] = known["depends"]
+    return whole.triu(1).any().item()
 
 
-ROOM, EXERCISE = room(globals(), causal_check, by_count)
+MISTAKES = """
+zip(known["tokens"], known["depends"], strict=True) => [*zip(known["tokens"], known["depends"], strict=True)][:1]
+or lambda run: run["depends"][0].sum() > 1
+    Your check looks at one token, of one rank or of each, and misses another one that depends on its future.
+        Look at each row of each rank.
+zip(known["tokens"], known["depends"], strict=True) => [*zip(known["tokens"], known["depends"], strict=True)][-1:]
+    Your check looks at the last token of a rank, and misses another one that depends on its future.
+        Look at each row of each rank.
+for known in run.ranks => for known in run.ranks[:1]
+    Your check misses tokens of another rank than the one that it looks at.
+        Look at each rank.
+lambda run: sum(known["depends"].sum().item() for known in run.ranks) != 78
+    Your check counts how many tokens depend on others. It misses a token that depends on one after it, and on one
+    before it less.
+        Look where the entries of a row are: none may be behind the place of its own token.
+lambda run: any(row[t + 1] for known in run.ranks for t, row in zip(known["tokens"], known["depends"]) if t < 11)
+    Your check looks at the next token, and misses a token that depends on a later one.
+        No entry of a row may be behind the place of its own token.
+"""
+
+ROOM, EXERCISE = room(globals(), causal_check, by_triangle)
