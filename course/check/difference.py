@@ -30,8 +30,8 @@ def difference(got: list[Data], expected: list[Data], tolerances: Tolerances, is
                 value, found = (_short(x, digits) for x in (value, found))
                 may_be_none = any(one is None for one in right.values())  # then a None is an answer, too
                 found += MISSING if found == "None" != value and not may_be_none else ""
-                expected = "" if is_fixed else f"\n  expected  {value}"
-                return f"{who}{place} is not right.{expected}\n  got       {found}"
+                solution = "" if is_fixed else f"\n  expected  {value}"
+                return f"{who}{place} is not right.{solution}\n  got       {found}"
     return "The result is not right."
 
 
