@@ -65,6 +65,8 @@ def _precision(got: list[Data], expected: list[Data], wrong: Collection[str]) ->
     name, have, right = next(one for one in found if not torch.equal(*one[1:]))
     if torch.equal(have, right.float().double()):
         return f"Your tensor is float32 on the way: {name} has lost half of its digits. {BY_DEFAULT}"
+    if same({"": have}, {"": right}):
+        return f"{name} agrees in nine digits, and not in all: what is only moved keeps each bit."
     return f"{name} agrees in six digits, and not in nine: is a tensor float32 on the way? {BY_DEFAULT}"
 
 

@@ -112,6 +112,8 @@ def test_a_tensor_in_float32_is_told(found, words):
 def test_data_that_is_moved_agrees_in_each_bit():
     assert same({"x": X / 3 * 3 + 1e-16}, {"x": X}) and not same({"x": X / 3 * 3 + 1e-16}, {"x": X}, {"x": 0})
     assert same({"x": X.clone()}, {"x": X}, {"x": 0}) and not same({"x": X.float()}, {"x": X}, {"x": 0})
+    said = named_slip([{"x": X * (1 + 1e-12)}], [{"x": X}], {"x": 0})
+    assert said == "x agrees in nine digits, and not in all: what is only moved keeps each bit."
 
 
 def test_a_number_may_be_computed_in_any_precision():

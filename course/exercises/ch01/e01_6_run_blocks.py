@@ -9,6 +9,9 @@ from course.check.exercise import random
 from lib.memory import MemoryTracker
 
 BLOCKS, WIDTH = 6, 16
+# In tensors of the size of x, a block keeps 9: its input, and two of four times the width. With a checkpoint for each,
+# 7, 28 and 4 are alive; without one, 55, 68 and 4.
+BOUNDS = {"after forward": (8, 50), "at the peak": (30, 40), "after backward": (6, 6)}
 
 
 class Block(nn.Module):
@@ -34,22 +37,23 @@ def body(answer, group, given):
         after_forward = memory.live["activation"]
         y.backward(given["gradient"])
         after_backward = memory.live["activation"]
-    # In tensors of the size of x, a block keeps 9: its input, and two of four times the width. With a checkpoint for
-    # each, 9 are alive after forward and 30 to 35 at the peak; all blocks together keep 73, and their peak is 86.
+    in_xs = [n_bytes / x.nbytes for n_bytes in (after_forward, memory.peak_by_kind["activation"], after_backward)]
     return {
         "output": y.detach(),
         "graph of the output": "there",
-        "gradients of the weights": [block.up.weight.grad for block in blocks],
+        "gradients of the weights": [part.weight.grad for block in blocks for part in (block.up, block.down)],
         "gradient of x": x.grad,
-        "activations after forward": few(after_forward < (BLOCKS + 8) * x.nbytes),
-        "activations at the peak": few(memory.peak_by_kind["activation"] < 5 * BLOCKS * x.nbytes),
-        "activations after backward": few(after_backward < BLOCKS * x.nbytes),
+        **{f"activations {when}": words(kept, when) for when, kept in zip(BOUNDS, in_xs, strict=True)},
+        "activations after forward, in tensors like x": round(in_xs[0]),  # tells apart mistakes, and is not judged
         "values in the log": [v.item() if torch.is_tensor(v) and v.numel() == 1 else v for v in log],
     }
 
 
-def few(does_fit):
-    return "as few as with one checkpoint per block" if does_fit else "those of several blocks"
+def words(kept, when):
+    few, some = BOUNDS[when]
+    if kept < few:
+        return "as few as with one checkpoint per block"
+    return "some more than with one checkpoint per block" if kept < some else "those of several blocks"
 
 
 def run_blocks(blocks, x, log):
@@ -77,13 +81,66 @@ def logs_in_forward(blocks, x, log):
     return x
 
 
-def in_one_checkpoint(blocks, x, log):
-    def run(x):
-        for block in blocks:
-            x = x + block.down(block.act(block.up(x)))
+def by_the_mode(blocks, x, log):
+    """With `use_reentrant=True` forward runs without gradients, and only then this logs."""
+
+    def run(block, x):
+        hidden = block.act(block.up(x))
+        if not torch.is_grad_enabled():
+            log.append(hidden.abs().mean())
+        return x + block.down(hidden)
+
+    for block in blocks:
+        x = checkpoint(run, block, x, use_reentrant=True)
+    return x
+
+
+def together(count):
+    """One checkpoint for so many blocks."""
+
+    def program(blocks, x, log):
+        def run(some, x):
+            means = []
+            for block in some:
+                hidden = block.act(block.up(x))
+                means.append(hidden.abs().mean())
+                x = x + block.down(hidden)
+            return x, *means
+
+        for i in range(0, len(blocks), count):
+            x, *means = checkpoint(run, blocks[i : i + count], x, use_reentrant=False)
+            log += [mean.item() for mean in means]
         return x
 
-    return checkpoint(run, x, use_reentrant=False)
+    return program
+
+
+def only_for_the_log(blocks, x, log):
+    """Computes what it logs once more, outside of the checkpoint."""
+
+    def run(block, x):
+        return x + block.down(block.act(block.up(x)))
+
+    for block in blocks:
+        log.append(block.act(block.up(x)).abs().mean())
+        x = checkpoint(run, block, x, use_reentrant=False)
+    return x
+
+
+def down_outside(blocks, x, log):
+    def run(block, x):
+        hidden = block.act(block.up(x))
+        return hidden, hidden.abs().mean()
+
+    for block in blocks:
+        hidden, mean = checkpoint(run, block, x, use_reentrant=False)
+        x = x + block.down(hidden)
+        log.append(mean.item())
+    return x
+
+
+def checkpoint_unless(is_free, run, block, x):
+    return run(block, x) if is_free else checkpoint(run, block, x, use_reentrant=False)
 
 
 MISTAKES = """
@@ -96,26 +153,65 @@ log.append(mean.item()) =>
 hidden = block.act(block.up(x)) => hidden = block.act(block.up(x)); log.append(hidden.detach().abs().mean())
     The memory is right. But the log has each value twice: checkpoint runs your function again in backward.
         Let the function return the value, and append it outside.
+checkpoint(run, block, x, use_reentrant=False) => checkpoint(run, block, x, use_reentrant=True)
+    Only the peak is too high, by a few activations. With use_reentrant=True it is, if the function returns the mean as
+    well.
+        Use use_reentrant=False, as the program of the task does.
 in log, activations: mean.item() => mean
     The log is right, but its values are tensors with a graph, and the graph holds the hidden activations after their
     recomputation.
         Log a number: .item(), or .detach().
-in activations: in_one_checkpoint
+only_for_the_log
+    You compute the hidden activations once more for the log, outside of the checkpoint, and the logged value holds
+    their graph.
+        Let the function that checkpoint runs return the value.
+in activations:
+together(6)
     You made one checkpoint of all blocks. Few activations are kept after forward, but backward then recomputes all
     blocks together, and the peak is as high as without a checkpoint.
+        Give each block a checkpoint.
+together(2) or together(3)
+    A checkpoint of yours has several blocks. Backward recomputes them together, and the peak is higher.
+        Give each block a checkpoint.
+down_outside
+    The checkpoint returns the hidden activations, and `down` keeps those of each block for its backward.
+        `up`, `act` and `down` must all run inside the checkpoint.
+checkpoint(run, block, x, use_reentrant=False) => checkpoint_unless(block is blocks[-1], run, block, x)
+or checkpoint(run, block, x, use_reentrant=False) => checkpoint_unless(block is blocks[0], run, block, x)
+    One block runs without a checkpoint, and its activations are alive after forward.
         Give each block a checkpoint.
 in after forward: checkpoint(run, block, x, use_reentrant=False) => run(block, x)
     After forward all activations are still alive.
         `up`, `act` and `down` must all run inside the checkpoint.
-=> torch.no_grad()(run)(block, x)
+in output: checkpoint(run, block, x, use_reentrant=False) => torch.no_grad()(run)(block, x)
+or checkpoint(run, block, x, use_reentrant=False) => [one.detach() for one in run(block, x)]
     The output has no graph, so backward cannot begin.
         no_grad() gives up gradients; checkpoint only activations.
-in gradient: => checkpoint(run, block, x.detach(), use_reentrant=False)
+in gradient: checkpoint(run, block, x, use_reentrant=False) => checkpoint(run, block, x.detach(), use_reentrant=False)
     Only the last block has gradients: you cut the graph between the blocks.
         Hand x on as it is, without detach().
-in log: log.append(mean.item()) =>
+in gradient: block.down(hidden) => nn.functional.linear(hidden, block.down.weight.detach())
+    The weights of `down` have no gradients.
+        Call the module itself: block.down(hidden).
+in gradient: block.up(x) => nn.functional.linear(x, block.up.weight.detach())
+    The weights of `up` have no gradients.
+        Call the module itself: block.up(x).
+in output: returns (result, log)
+    You return more than the output.
+        Return x alone; the log has its values.
+in log:
+log.append(mean.item()) =>
     The log misses values.
         It needs one per block, in the order of the blocks.
+log.append(mean.item()) => log.insert(0, mean.item())
+    The log begins with the last block, as backward does, which runs the blocks again from the last to the first.
+        Log what forward computes, in the order of the blocks.
+hidden.abs().mean() => hidden.mean()
+    The log has the means of `hidden`. It must have those of its absolute values.
+        Take hidden.abs().mean().
+log.append(mean.item()) => log.append(x.abs().mean().item())
+    The log has the means of the outputs of the blocks.
+        Log those of the hidden activations, between `act` and `down`.
 """
 
-EXERCISE = exercise(globals(), points=3, right=(run_blocks, logs_in_forward), ranks=(1,), timeout_s=20)
+EXERCISE = exercise(globals(), points=3, right=(run_blocks, logs_in_forward, by_the_mode), ranks=(1,), timeout_s=20)

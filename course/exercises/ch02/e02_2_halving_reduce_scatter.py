@@ -67,6 +67,17 @@ def near_first(x, group):
     return held[r]
 
 
+def round_the_circle(x, group):
+    """To rank r + d, from rank r - d: what goes at least d ranks further, for d = n/2, …, 2, 1."""
+    n, r = group.size, group.rank
+    held = {(j - r) % n: chunk for j, chunk in enumerate(x.chunk(n))}  # by how far it goes
+    for d in (n >> k for k in range(1, n.bit_length())):
+        sent = torch.cat([held.pop(d + i) for i in range(d)])
+        got = comm.exchange({(r + d) % n: sent}, {(r - d) % n: sent}, group).wait()[(r - d) % n]
+        held = {i: held[i] + part for i, part in enumerate(got.chunk(d))}
+    return held[0]
+
+
 def ring(x, group):
     n, r = group.size, group.rank
     chunks = x.chunk(n)
@@ -155,4 +166,4 @@ while distance: => while distance > 1:
         Go on to distance 1.
 """
 
-EXERCISE = exercise(globals(), points=3, right=(halving_reduce_scatter, near_first), ranks=(4, 8))
+EXERCISE = exercise(globals(), points=3, right=(halving_reduce_scatter, near_first, round_the_circle), ranks=(4, 8))
