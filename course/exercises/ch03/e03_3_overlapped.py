@@ -141,7 +141,7 @@ if held_bytes >= bucket_bytes: => if False:
 > bucket_bytes => >= bucket_bytes
     The averages are right, but a gradient that fills the bucket exactly begins a new one.
         It fits: a bucket may hold bucket_bytes. Send the bucket first only if it would hold more.
-if bucket and held_bytes + size_bytes > bucket_bytes: => if bucket and size_bytes <= bucket_bytes < held_bytes + size_bytes:
+held_bytes + size_bytes > bucket_bytes => size_bytes <= bucket_bytes < held_bytes + size_bytes
 if held_bytes >= bucket_bytes: => if held_bytes == bucket_bytes:
     The averages are right, but a gradient larger than a bucket does not travel alone.
         Send what the bucket holds before it, and start it by itself at once.

@@ -49,7 +49,7 @@ def body(answer, group, given):
         OFTEN: often,
         SENT: heard.amount(group.size, 3 * once),
         ROWS: SEVERAL if max(rows) > len(x) else ONE,
-        KEPT: SEVERAL if most > 1.2 * alone else ONE,
+        KEPT: f"{most / alone:.0f}" if most > 1.2 * alone else ONE,
     }
 
 
@@ -108,6 +108,13 @@ def before_one_backward(model, microbatches, loss_fn, group):
     accumulate(model, [], loss_fn, group)
 
 
+def graphs_retained(model, microbatches, loss_fn, group):
+    for x, y in microbatches:
+        loss = loss_fn(model(x), y) / len(microbatches)  # only then is the loss before forgotten, with its graph
+        loss.backward(retain_graph=True)
+    accumulate(model, [], loss_fn, group)
+
+
 def as_one_batch(model, microbatches, loss_fn, group):
     x, y = (torch.cat(parts) for parts in zip(*microbatches, strict=True))
     accumulate(model, [(x, y)], loss_fn, group)
@@ -153,9 +160,12 @@ or p.grad = comm.all_reduce(p.grad, group, op="mean") => comm.all_reduce(p.grad,
         Backward must add to p.grad here, one microbatch's share at a time.
 in all:
 before_one_backward
-    The gradients are right, but all forwards run before the first backward: the graphs of all microbatches are in
-    memory together, as with the batch that does not fit.
-        Run backward with each microbatch's own loss before the next one's forward.
+    The gradients are right, but the graphs of all microbatches are in memory at the same time, as with the batch that
+    does not fit.
+        Run backward with each microbatch's own loss before the next one's forward, and retain no graph.
+graphs_retained
+    The gradients are right, but the graph of a microbatch is still in memory when the next one runs forward.
+        Run backward without retain_graph: it frees the graph.
 as_one_batch
     The gradients are right, but you put all microbatches into one batch, and that is the batch that does not fit into
     memory.
