@@ -110,6 +110,10 @@ def accumulate_shard(microbatches, group):
     return shard / comm.all_reduce(torch.tensor(tokens), group)
 
 
+def shard_of(whole):
+    return whole.chunk(dist.get_world_size())[dist.get_rank()]
+
+
 def in_the_background(microbatches, group, most=1):
     in_flight, counts, shard = [], [], 0
     for gradient, count in microbatches:
@@ -203,6 +207,9 @@ return shard => return comm.reduce_scatter(shard, group)
         That sends fewer bytes, and takes the memory that ZeRO-2 saves.
 comm.reduce_scatter(gradient_of_sum, group) => comm.all_reduce(gradient_of_sum, group).chunk(group.size)[group.rank]
     The shard is right, but you send twice the bytes, as an all-reduce does: it gives every rank every sum.
+        Use a reduce-scatter.
+comm.reduce_scatter(gradient_of_sum, group) => shard_of(comm.all_gather(gradient_of_sum[None], group).sum(0))
+    The shard is right, but you send n times the bytes: an all-gather gives every rank every full gradient.
         Use a reduce-scatter.
 all_in_the_background
     The shard is right, but you wait for all reduce-scatters at the end. Until its wait, each needs its full gradient
