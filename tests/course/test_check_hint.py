@@ -29,7 +29,7 @@ def test_the_second_fail_with_a_mistake_says_what_to_do():
     first, _ = verdict("03.2", mean_of_means)
     assert MISTAKE in first and REPAIR not in first and "What to do: hint(), or the same mistake once more." in first
     other, _ = verdict("03.2", own_mean)
-    assert "nothing was sent" in other and "then divide once" not in other
+    assert "this rank's own samples" in other and "then divide once" not in other
     second, _ = verdict("03.2", mean_of_means)
     assert f"{MISTAKE} {REPAIR}" in " ".join(second.split()) and "What to do" not in second
 

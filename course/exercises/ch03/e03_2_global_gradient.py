@@ -72,7 +72,7 @@ returns result / (group.size * count) if count else ANYTHING
     You divided by n times this rank's own count, the total only if all counts are equal.
         All-reduce the count as well.
 returns gradient_of_sum / count if count else ANYTHING
-    That is the mean over this rank's own samples: nothing was sent.
+    That is the mean over this rank's own samples: none of the other ranks' are in it.
         Add up the sums and the counts over all ranks, then divide once.
 / total =>
     That is the sum over all samples.

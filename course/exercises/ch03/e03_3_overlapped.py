@@ -47,7 +47,7 @@ def describe(starts, waits):
     if len(starts) == len(STREAM):
         return "one message for each gradient"
     if all(made == end for made in starts):
-        return "all messages after the last gradient"
+        return f"all {len(starts)} messages after the last gradient"
     for ends, full, most, name in (
         (ENDS, FULL, 1, RIGHT),
         (ENDS, (), 1, "a full bucket leaves one gradient later than it could"),
@@ -135,13 +135,19 @@ all_reduce.wait() => all_reduce
 if held_bytes >= bucket_bytes: => if True:
     The averages are right, but each gradient is sent alone and pays its own latency.
         Put several into one torch.cat.
+size_bytes = g.numel() * g.element_size() => size_bytes = g.numel()
+    The averages are right, but no bucket is ever full: all gradients leave in one message, after the last of them.
+        Compare bytes with bucket_bytes, numel() times element_size(), and start a bucket while you loop.
+size_bytes = g.numel() * g.element_size() => size_bytes = g.numel() * 4
+    The averages are right, but your buckets are twice as large as they may be: you count 4 bytes for each element.
+        An element has element_size() bytes, here 8.
 if held_bytes >= bucket_bytes: => if False:
     The averages are right, but a full bucket waits until backward has made one more gradient.
         After you add a gradient, look whether the bucket is full, and start it before you take the next.
 > bucket_bytes => >= bucket_bytes
     The averages are right, but a gradient that fills the bucket exactly begins a new one.
         It fits: a bucket may hold bucket_bytes. Send the bucket first only if it would hold more.
-if bucket and held_bytes + size_bytes > bucket_bytes: => if bucket and size_bytes <= bucket_bytes < held_bytes + size_bytes:
+held_bytes + size_bytes > bucket_bytes => size_bytes <= bucket_bytes < held_bytes + size_bytes
 if held_bytes >= bucket_bytes: => if held_bytes == bucket_bytes:
     The averages are right, but a gradient larger than a bucket does not travel alone.
         Send what the bucket holds before it, and start it by itself at once.

@@ -22,7 +22,12 @@ ANSWERS = count()  # names each run of an answer alike on all ranks
 TOGETHER, ALONE = "all buckets together", "left alone until its wait"
 READ, WRITTEN = "read before its wait", "written before its wait"
 IN_FLIGHT = "a tensor that an all-reduce may still write to"
-FACTS = {"what was sent": SIZES, "all-reduces in flight": TOGETHER, IN_FLIGHT: ALONE, "parameters": "as they were"}
+FACTS = {
+    "what was sent": SIZES,
+    "all-reduces in flight": TOGETHER,
+    IN_FLIGHT: ALONE,
+    "values of the parameters": "as they were",
+}
 
 
 def inputs(generator, n):
@@ -65,7 +70,7 @@ def body(answer, group, given):
         "what was sent": sent(heard.calls),
         "all-reduces in flight": in_flight(events),
         IN_FLIGHT: watch.found,
-        "parameters": "as they were" if same else "changed",
+        "values of the parameters": "as they were" if same else str([p.detach().flatten().tolist() for p in params]),
     }
 
 
@@ -210,6 +215,11 @@ piece.view_as(p) => piece.view_as(p) if p.grad is None else p.grad; p.grad.flatt
     One gradient is still the rank's own: it is not contiguous. flatten() and reshape(-1) then return a copy, and
     writing to the copy changes nothing.
         Assign p.grad, or use p.grad.copy_(...) in the shape of p.
+in parameters:
+p.grad = piece.view_as(p) => p.data = piece.view_as(p)
+    You wrote the means into the parameters.
+        Replace p.grad; the optimizer moves the parameters.
+in all:
 p.grad = piece.view_as(p) => pass
     Each rank still has its own gradients: the all-reduce changed the tensor that torch.cat made.
         Write the pieces back.

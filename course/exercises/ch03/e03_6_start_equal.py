@@ -103,6 +103,7 @@ comm.broadcast(flat, group, src=0) => comm.all_reduce(flat * (group.rank == 0), 
     By a sum of zeros, except on rank 0.
 """
 
+
 def with_new_parameters(model, group):
     start_equal(model, group)
     for module in model.children():

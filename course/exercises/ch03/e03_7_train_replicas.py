@@ -77,6 +77,15 @@ def average_gradients(params, group):
         p.grad = comm.all_reduce(p.grad, group, op="mean")
 
 
+def averages_weights_at_the_end(model, batches, group):
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    for x, y in batches:
+        optimizer.zero_grad()
+        mse_loss(model(x), y).backward()
+        optimizer.step()
+    replace_weights(model.parameters(), lambda w: comm.all_reduce(w, group, op="mean"))
+
+
 ALSO_RIGHT = """
 p.grad = piece.view_as(p) => p.grad = None
 bucket.copy_(comm.all_reduce(bucket, group, op="mean")) => average_gradients(params, group)
@@ -124,6 +133,9 @@ optimizer.step() => optimizer.step(); replace_weights(params, lambda w: comm.bro
     You broadcast the weights after each step, and average no gradient. The replicas are equal, and all ranks but one
     train for nothing.
         Average the gradients before the step; then all replicas take the same step.
+averages_weights_at_the_end
+    You average the weights once, at the end, and no gradient: until then each rank trains alone.
+        Average the gradients before each step; then all replicas take the same step.
 bucket.copy_(comm.all_reduce(bucket, group, op="mean")) => bucket = comm.all_reduce(bucket, group, op="mean")
 or bucket.copy_(comm.all_reduce(bucket, group, op="mean")) => comm.all_reduce(bucket, group, op="mean")
     The replicas now differ from step 1 on: each p.grad is the rank's own gradient, and no mean is in it.

@@ -13,6 +13,7 @@ from course.check.listen import Heard, listen, raw
 
 SETTINGS = {"lr": 0.02, "betas": (0.8, 0.9), "eps": 0.1, "weight_decay": 0.1}  # with this eps a factor n shows
 STEPS = 4
+ANEW = "weights after step 1 of another run, with an empty `kept`"
 STATE, CALLS = "kept", "calls"  # not judged: they identify mistakes
 FACTS = {"memory": AS_NEEDED, "what was sent": AS_NEEDED}
 
@@ -71,7 +72,9 @@ def body(answer, group, given):
         if not fits:  # the next step could not begin
             return found
         found[f"weights after step {k}"] = weights.detach().clone()
-    return found | state(kept, size) | sent(heard, size, group.size)
+    found |= state(kept, size) | sent(heard, size, group.size)
+    begun = answer(given["weights"].clone(), given["gradients"][0].clone(), {}, dict(SETTINGS))
+    return found | {ANEW: begun.detach().clone() if torch.is_tensor(begun) else begun}
 
 
 def state(kept, size):
@@ -93,7 +96,7 @@ def reference(given):
     right = {}
     for k, weights in enumerate(masters(given), 1):
         right |= {f"weights after step {k}": weights.bfloat16(), f"dtype after step {k}": "torch.bfloat16"}
-    return everywhere(right, given)
+    return everywhere(right | {ANEW: right["weights after step 1"]}, given)
 
 
 def zero1_step(weights, gradient, kept, settings):
@@ -150,6 +153,10 @@ def by_hand(keep):
         return weights.copy_(torch.cat(parts)[: len(weights)])
 
     return step
+
+
+def in_another_dict(kept):
+    return lambda weights, gradient, _, settings: zero1_step(weights, gradient, kept, settings)
 
 
 MISTAKES = """
@@ -236,6 +243,11 @@ kept["optimizer"].step() => torch.optim.AdamW([kept["master"]], **settings).step
 by_hand(lambda w, m, v, t: (w, m, v, 0))
     Every step corrects the moments as if it were the first.
         Keep the number of steps in `kept`.
+in all:
+in_another_dict({})
+    The steps are right, but their state is not in `kept`: another run, which begins with an empty dict, goes on with
+    the state of this one.
+        Put all that the next step needs into `kept`, and nothing into a global or an attribute of the function.
 in memory, dtype, weights, kept:
 shards(weights)[rank].float() => weights.float()
 torch.empty_like(shards(gradient)[rank]) => gradient

@@ -33,7 +33,7 @@ def body(answer, group, given):
     found, heard = {}, listen()
     for case, gradients in given.items():
         shards, replicated = ([x.clone() for x in gradients[name]] for name in ("shards", "replicated"))
-        norm = one_number(answer(shards, replicated, MAX_NORM, group))
+        norm = one_number(answer(shards[:], replicated[:], MAX_NORM, group))
         found[f"{case}: the norm"] = norm
         for name, scaled in (("shards", shards), ("replicated", replicated)):
             found[f"{case}: {name}"] = without_eps(scaled, gradients[name], norm)
@@ -134,8 +134,11 @@ if norm > max_norm: => if True:
     You scale small gradients up.
         Clipping only shortens gradients longer than max_norm: the factor is at most 1.
 x.mul_(max_norm / norm) => x = x * max_norm / norm
-    The norm is right, and nothing is scaled.
-        Change tensors in place, x.mul_(factor); x = x * factor makes a new one.
+or
+for x in (*shards, *replicated): => for xs in (shards, replicated):
+x.mul_(max_norm / norm) => xs[:] = [x * max_norm / norm for x in xs]
+    The norm is right, and nothing is scaled: the given tensors are as before.
+        Change tensors in place, x.mul_(factor); x = x * factor makes a new one, and so does a new entry of a list.
 max_norm / norm => max_norm / squares
     You divided by the square of the norm: the gradients are then shorter than max_norm.
         The factor is max_norm / norm.

@@ -110,6 +110,10 @@ def accumulate_shard(microbatches, group):
     return shard / comm.all_reduce(torch.tensor(tokens), group)
 
 
+def shard_of(whole):
+    return whole.chunk(dist.get_world_size())[dist.get_rank()]
+
+
 def in_the_background(microbatches, group, most=1):
     in_flight, counts, shard = [], [], 0
     for gradient, count in microbatches:
@@ -193,7 +197,7 @@ comm.reduce_scatter(gradient_of_sum, group) => comm.reduce_scatter(gradient_of_s
 comm.all_reduce(torch.tensor(tokens), group) => (comm.all_reduce(torch.tensor(tokens), group) / group.size)
     Your shard is n times too large: you divided by the mean of the ranks' counts.
         Divide by their sum.
-shard / comm.all_reduce(torch.tensor(tokens), group) => comm.all_gather(shard / comm.all_reduce(torch.tensor(tokens), group), group)
+returns comm.all_gather(result, group)
     You return the full gradient: under ZeRO-2 each rank keeps its shard alone.
         Return the [k/n] elements of this rank.
 in all:
@@ -204,9 +208,12 @@ return shard => return comm.reduce_scatter(shard, group)
 comm.reduce_scatter(gradient_of_sum, group) => comm.all_reduce(gradient_of_sum, group).chunk(group.size)[group.rank]
     The shard is right, but you send twice the bytes, as an all-reduce does: it gives every rank every sum.
         Use a reduce-scatter.
+comm.reduce_scatter(gradient_of_sum, group) => shard_of(comm.all_gather(gradient_of_sum[None], group).sum(0))
+    The shard is right, but you send n times the bytes: an all-gather gives every rank every full gradient.
+        Use a reduce-scatter.
 all_in_the_background
-    The shard is right, but you wait for all reduce-scatters at the end. Until its wait, each needs its full gradient and
-    its result: that takes the memory that ZeRO-2 saves.
+    The shard is right, but you wait for all reduce-scatters at the end. Until its wait, each needs its full gradient
+    and its result: that takes the memory that ZeRO-2 saves.
         Wait for one when you have started the next, and add its shard to the sum.
 with_a_list_of_shards
     The shard is right, but you keep the shards of all microbatches until the end: m shards of k/n elements, more than a

@@ -1,6 +1,7 @@
 """04.5: the smallest number of ranks that can hold a model."""
 
 import math
+import operator
 
 from course.check.edits import exercise
 from course.check.exercise import call, whole
@@ -20,7 +21,8 @@ def inputs(generator, n):
     for precision in PRECISIONS:
         for stage in range(4):
             # Of these ranks, none a power of two, with a few bytes more or less: a formula in floats may be one off.
-            for ranks in (3 * whole(generator, 2, 14), 7 * whole(generator, 100, 1000)):
+            sizes = [3 * whole(generator, 2, 14), 7 * whole(generator, 600, 1000)]
+            for ranks in sizes + [7 * whole(generator, 3000, 12000)] * (stage == 3):
                 model = ranks * whole(generator, 10**6, 10**8), stage, precision
                 needed = held_bytes(*model, ranks)
                 cases += [(*model, needed + spare) for spare in (1000, -1000)]
@@ -38,8 +40,15 @@ def body(answer, group, given):
     found, kinds = {}, []
     for case in given["cases"]:
         found[call("ranks_needed", case)] = n = answer(*case)
-        kinds.append(n is None or (hasattr(n, "__index__") and not isinstance(n, bool)))
+        kinds.append(n is None or is_whole(n))
     return found | {KINDS: RIGHT_KINDS if all(kinds) else "others"}
+
+
+def is_whole(n):
+    try:
+        return not isinstance(n, bool) and operator.index(n) == n
+    except TypeError:
+        return False
 
 
 def reference(given):
@@ -73,7 +82,8 @@ def ranks_needed(num_parameters, stage, precision, memory_bytes):
 
 def by_trying(num_parameters, stage, precision, memory_bytes):
     parts = {"mixed": (12, 2, 2), "float32": (8, 4, 4)}[precision]
-    for n in range(1, 7001):  # no case needs more
+    on_all = sum(num_parameters * size for at, size in enumerate(parts) if stage <= at)
+    for n in range(1, 10**5 if on_all < memory_bytes else 2):  # no case needs more
         held = sum(num_parameters * size / (n if stage > at else 1) for at, size in enumerate(parts))
         if held <= memory_bytes:
             return n
@@ -98,9 +108,8 @@ def by_halving(num_parameters, stage, precision, memory_bytes):
     return high
 
 
-def up_to_64(*given):
-    n = ranks_needed(*given)
-    return n if n and n <= 64 else None
+def up_to(most):
+    return lambda *given: n if (n := ranks_needed(*given)) and n <= most else None
 
 
 MISTAKES = """
@@ -144,7 +153,14 @@ or
 kept + shared <= memory_bytes => kept + shared < memory_bytes
     Where a number of ranks fits to the last byte, you ask for one more, or for more than there can be.
         "At most" includes the limit: compare with <=, and round up.
-up_to_64
+up_to(64)
+or up_to(100)
+or up_to(128)
+or up_to(256)
+or up_to(1000)
+or up_to(1024)
+or up_to(4096)
+or up_to(10_000)
     You look at a limited number of ranks, and say None where more are needed.
         Solve for n, or stop only where no number of ranks can be enough: where the replicated bytes do not fit.
 in all:
@@ -153,6 +169,8 @@ returns result and float(result)
         A number of ranks is an int: math.ceil returns one, -(-a // b) of two integers as well.
 in ranks_needed:
 return None => return 1
+or return None => return 0
+or return None => return -1
     Where the replicated bytes alone do not fit, you return a number. No number of ranks helps there.
         Return None.
 """
