@@ -18,7 +18,8 @@ SHARDS, FULL = "the shard, and the input", "more than half of the unit"
 UNIT_BYTES = 8 * sum(SIZES)
 KEPT_BYTES = UNIT_BYTES / 2  # much more than the shard, input and output
 FORWARD, BACKWARD = "what forward sends", "what backward sends"
-FACTS = {"kept for backward": SHARDS, FORWARD: AS_NEEDED, BACKWARD: AS_NEEDED, "calls without wait": 0}
+AGAIN = "the unit is gathered again in backward"
+FACTS = {"kept for backward": SHARDS, FORWARD: AS_NEEDED, BACKWARD: AS_NEEDED, "calls without wait": 0, AGAIN: True}
 
 
 def compute(full, x):
@@ -49,6 +50,7 @@ def body(answer, group, given):
         "the shard, afterwards": shard.detach(),
         "kept for backward": FULL if keeps_much else SHARDS,
         FORWARD: forward,
+        AGAIN: heard.sent_bytes(n) > 1.5 * cost.wire_bytes("reduce_scatter", UNIT_BYTES, n),
         BACKWARD: heard.calls_if_more(n, 2.1 * cost.wire_bytes("all_gather", UNIT_BYTES, n)),
         "calls without wait": heard.unfinished,
     }
@@ -134,12 +136,20 @@ def averaged(x):
 
 
 MISTAKES = """
-in gradient, kept: ctx.compute = compute => ctx.compute, ctx.full = compute, gathered(shard)
+in gradient, kept, again: ctx.compute = compute => ctx.compute, ctx.full = compute, gathered(shard)
 return compute(gathered(shard), x) => return compute(ctx.full, x)
 full = gathered(shard).requires_grad_() => full = ctx.full.requires_grad_()
     The gradients are right, but between forward and backward the full unit stays in memory: you gather only in forward,
     and save the result.
         Save x and the shard, and gather again in backward.
+in gradient, kept, again: ctx.compute = compute => ctx.compute, ctx.full = compute, gathered(shard)
+return compute(gathered(shard), x) => return compute(ctx.full, x)
+or
+ctx.compute = compute => ctx.compute, ctx.part = compute, gathered(shard)[:1]
+return compute(gathered(shard), x) => return compute(gathered(shard), x)
+    The gradients are right, and backward gathers the unit again, but between forward and backward more than half of it
+    stays in memory all the same. A view keeps all the memory that it views.
+        Save x and the shard, and nothing else that came from the gathered tensor.
 full = gathered(shard).requires_grad_() => full, again = gathered(shard).requires_grad_(), gathered(shard)
     You gather twice in backward, which computes forward, then needs the same parameters.
         Gather once in it, use it twice.
@@ -174,6 +184,9 @@ return of_x, mine / n, None => return averaged(of_x), mine / n, None
 return of_x, mine / n, None => return of_x / n, mine / n, None
     You divided the gradient of x by n. x has only this rank's rows.
         Divide the gradient of the shard alone.
+in without wait: list(of_full.chunk(n))) => list(of_full.chunk(n)), async_op=True)
+    You do not wait for the reduce-scatter that you start with async_op=True: its output may not be filled.
+        Keep the work, and call wait().
 in without wait: dist.all_gather(parts, shard.detach()) => dist.all_gather(parts, shard.detach(), async_op=True)
     You do not wait for a collective with async_op=True: its buffer may not be filled.
         Keep the work, and call wait().

@@ -125,12 +125,12 @@ def against(proposed, mine, room):
     return ("memory", proposed[0] - room) if proposed[0] > room else ("sent", proposed[1] - mine[1])
 
 
-def answer(sent=sent_bytes, best=None, among=lambda case, way, m: True, defend=against, **counted):
+def answer(sent=sent_bytes, best=None, among=lambda case, way, m: True, defend=against, able_to=choices, **counted):
     """The answer, with a place for each mistake: `counted` in memory, and `best` is minimised instead of the bytes."""
     memory = partial(memory_bytes, **counted)
 
     def program(case, proposed):
-        able = [one for one in choices(case) if among(case, *one)]
+        able = [one for one in able_to(case) if among(case, *one)]
         that_fit = [one for one in able if memory(case, *one) <= case.room_bytes] or able
         mine = min(that_fit, key=lambda one: (best or sent)(case, *one))
         costs = [(memory(case, *one), sent(case, *one)) for one in (proposed, mine)]
@@ -177,9 +177,19 @@ def in_units(units):
     return answer(sent)
 
 
-def in_gigabytes(case, proposed):
-    way, m, sent, why, by = by_search(case, proposed)
-    return way, m, sent / 1e9, why, by / 1e9
+def in_units_of(of_sent, of_number):
+    """The right answer, with the bytes that are sent, and those of the defence, in other units."""
+
+    def program(case, proposed):
+        way, m, sent, why, by = by_search(case, proposed)
+        return way, m, sent / of_sent, why, by / of_number
+
+    return program
+
+
+def any_number(case):
+    """Each way with each number of microbatches, also of different sizes."""
+    return list(product(STAGES, range(1, case.sequences + 1)))
 
 
 MISTAKES = """
@@ -236,6 +246,9 @@ answer(rows=lambda case, m: case.sequences)
 answer(rows=lambda case, m: 1)
     You count the activations of one sequence.
         A microbatch has sequences / m of them.
+in_units({PLAIN: lambda m: 2 * m, ONE: lambda m: m + 1, TWO_ONCE: lambda m: m + 1, THREE_ONCE: lambda m: 3 * m})
+    You let every way reduce its gradients after each microbatch.
+        Full gradients add up: `"plain"`, `"zero-1"` and the ways with "once" reduce once per step.
 in_units({TWO: lambda m: 2})
     You let ZeRO-2 send 2 model sizes.
         Without full gradients to add to, each microbatch reduce-scatters: m + 1 sizes.
@@ -255,9 +268,33 @@ answer(sent=lambda case, *one: sent_bytes(case, *one) * case.n / (case.n - 1))
 answer(sent=lambda *one: 2 * sent_bytes(*one))
     You send 4 bytes per element.
         Parameters and gradients travel in bfloat16, 2 bytes.
-in_gigabytes
+answer(sent=lambda *one: sent_bytes(*one) / 2)
+    You count elements, not bytes, in what is sent.
+        Parameters and gradients travel in bfloat16, 2 bytes.
+answer(able_to=any_number)
+    Your microbatches are not of equal size: m does not divide case.sequences.
+        Try only the divisors.
+in_units_of(1e9, 1e9)
     You return gigabytes.
         Return bytes.
+in_units_of(2**30, 2**30)
+    You return GiB.
+        Return bytes.
+in_units_of(1e9, 1)
+    You return the bytes that are sent in gigabytes.
+        Return bytes there, too.
+in_units_of(2**30, 1)
+    You return the bytes that are sent in GiB.
+        Return bytes there, too.
+in_units_of(1, 1e9)
+    You return the number of the defence in gigabytes.
+        Return bytes there, too.
+in_units_of(1, 2**30)
+    You return the number of the defence in GiB.
+        Return bytes there, too.
+answer(defend=lambda *costs: (against(*costs)[0], -against(*costs)[1]))
+    Your number against the proposed choice has the wrong sign.
+        It says by how much the proposed choice exceeds the memory, or sends more than yours: both are positive.
 answer(defend=lambda proposed, mine, room: ("memory", proposed[0]) if proposed[0] > room else ("sent", proposed[1]))
     You return all bytes of the proposed choice.
         Return by how much it exceeds the memory, or the bytes of your choice.
