@@ -197,11 +197,10 @@ x, y = kept.pop(0) => x, y = kept[sum(x.grad is not None for x, _ in kept)]
     All numbers and the order are right, but several microbatches are held after their backward: by a list or a
     dictionary, or by a graph that something else holds.
         Take each out when it runs backward, as kept.pop(0) does. Order alone saves no memory.
-in all:
-/ m => / 1
-    The gradients and the loss are m times too large.
-        The loss is the mean over the batch: each microbatch has 1/m of it.
 in gradient:
+/ m => / 1
+    The gradients are m times too large.
+        The loss is the mean over the batch: each microbatch has 1/m of it.
 kept.pop(0) => kept.pop()
     Backward runs through the newest microbatch first, and the gradient that arrives is of the oldest.
         Messages between two ranks arrive in the order in which they were sent: take the microbatches in this order.
@@ -222,10 +221,14 @@ or
 y.backward(gradient) => y.backward(torch.ones_like(y))
     Stages before the last begin backward with ones.
         Send the gradient of the tensor that came in, which backward fills; the previous stage begins with that one.
-in loss:
+in gradient, the loss:
+total += y.item() => total += y.item() * m
+    The gradients are right, and the loss is m times too large.
+        It is the mean over the batch: each microbatch has 1/m of it.
 total += y.item() => total = y.item()
     The gradients are right, and the loss covers only the last microbatch.
         Add up the losses of all.
+in the loss:
 return total if rank == last else None => return total
     Every rank returns a loss.
         Only the last rank has one: return None on the others.
