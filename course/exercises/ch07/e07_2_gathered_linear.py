@@ -219,9 +219,11 @@ dy.flatten(0, 1).T @ tokens.flatten(0, 1) => all_reduced(mine(dy).flatten(0, 1).
 dy.sum((0, 1)) => all_reduced(mine(dy).sum((0, 1)))
 or dy.flatten(0, 1).T @ tokens.flatten(0, 1) => averaged(mine(dy).flatten(0, 1).T @ x.flatten(0, 1))
 dy.sum((0, 1)) => averaged(mine(dy).sum((0, 1)))
-    The gradients of W and b come from this rank's tokens, and are combined over the ranks, as in data parallelism.
-    There the replicas are equal, here each rank has its own columns: these gradients do not belong together.
-        Take all tokens for them, gathered again, and send nothing.
+or dy.flatten(0, 1).T @ tokens.flatten(0, 1) => all_reduced(mine(dy).flatten(0, 1).T @ x.flatten(0, 1))
+or dy.flatten(0, 1).T @ tokens.flatten(0, 1) => averaged(mine(dy).flatten(0, 1).T @ x.flatten(0, 1))
+    The gradient of W comes from this rank's tokens, and is combined over the ranks, as in data parallelism. There the
+    replicas are equal, here each rank has its own columns: these gradients do not belong together.
+        Take all tokens for it, gathered again, and send nothing.
 return dx, dW, dy.sum((0, 1)) => return dx, all_reduced(dW), all_reduced(dy.sum((0, 1)))
     You summed the gradients of W and b.
         Each rank has its own columns and all tokens: these gradients are complete.
