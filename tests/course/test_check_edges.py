@@ -425,6 +425,7 @@ TOLD = [  # exercise, an answer, and words of its verdict: none of a PASS
         "list index out of range",
         "Warmup and cooldown have min(m, p - 1 - r)",
     ),
+    ("09.3", edited("x.requires_grad_() => pass", one_f_one_b_step), "got NoneType", "Declare it a leaf"),
     ("12.1", TwiceTooLarge, "limit 1: y of microbatch"),
     ("12.1", ReadsSavedTensorsTooLate, "saved tensors after they have already been freed", "in <lambda>"),
     ("12.1", KeepsEachResult, "limit 1: pairs kept before finish is not right"),

@@ -145,7 +145,9 @@ in the loss: return loss => return comm.all_reduce(loss.detach(), group)
     You return the loss of all tokens.
         Return that of this rank's; the step has their sum without it.
 ("norm", "bias") => W
-    You summed the gradients of the matrices as well.
+or ("norm", "bias") => ("norm", "bias", "qkv")
+or ("norm", "bias") => ("norm", "bias", "out")
+    You summed the gradient of a matrix as well.
         A rank has its own heads, and the gather and the scatter give it all tokens: no other rank has a part of its
         gradient.
 """

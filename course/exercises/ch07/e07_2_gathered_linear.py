@@ -8,7 +8,7 @@ from torch import nn
 
 from course.check.edits import exercise
 from course.check.exercise import after_backward, drawn
-from course.check.kept import saved_bytes
+from course.check.kept import kept_bytes, saved_bytes
 from course.check.listen import listen, raw
 
 FORWARD, BACKWARD, KEPT, WAITED = "sent in forward", "sent in backward", "kept for backward", "waited for"
@@ -33,18 +33,21 @@ def body(answer, group, given):
     heard, y = listen(), watched(answer, x.shape).apply(x, W, b)
     if not torch.is_tensor(y) or y.shape != given["gradient"].shape:
         return {"y": y}
-    found = {FORWARD: units(heard, group.size, x), KEPT: MORE if saved_bytes(y, W, b) > x.nbytes else OWN}
+    kept = saved_bytes(y, W, b) + sum(kept_bytes({**getattr(answer, "__dict__", {})}).values())
+    found = {FORWARD: units(heard, group.size, x, 1), KEPT: MORE if kept > x.nbytes else OWN}
     heard.forget()
-    found |= after_backward(y, given["gradient"], x=x, W=W, b=b) | {BACKWARD: units(heard, group.size, x)}
+    found |= after_backward(y, given["gradient"], x=x, W=W, b=b) | {BACKWARD: units(heard, group.size, x, 2)}
     if SEEN_BY.x is not None:
         found["gradient of x"] = SEEN_BY.x
     return found | {WAITED: SOME if heard.unfinished else ALL}
 
 
-def units(heard, n, x):
-    """In all-gathers of x, a rank's shard, rounded up."""
+def units(heard, n, x, most):
+    """In all-gathers of x, a rank's shard, rounded up; above `most`, with the calls that sent them."""
     count = heard.sent_bytes(n) / ((n - 1) * x.nbytes)
-    return next((words for most, words in enumerate(UNITS) if count < most + 0.1), "more than 4 units")
+    words = next((words for units, words in enumerate(UNITS) if count < units + 0.1), "more than 4 units")
+    calls = [call for call, _ in heard.calls] + ["a message"] * bool(heard.sent)
+    return words if count < most + 0.1 else f"{words}: {', '.join(sorted(calls))}"
 
 
 SEEN_BY = SimpleNamespace(x=None)  # the gradient of x that backward returned, of any shape
@@ -152,6 +155,10 @@ x, W = ctx.saved_tensors => x, W, shards = ctx.x, ctx.W, ctx.shards
 shards = [torch.empty_like(x) for _ in range(n)] =>
 gathering = dist.all_gather(shards, x, async_op=True) =>
 gathering.wait() =>
+or ctx.save_for_backward(x, W) => ctx.save_for_backward(x, W); GatheredLinear.shards = shards
+shards = [torch.empty_like(x) for _ in range(n)] => shards = GatheredLinear.shards
+gathering = dist.all_gather(shards, x, async_op=True) =>
+gathering.wait() =>
     All numbers are right, and every rank keeps all tokens for backward.
         Save this rank's, and gather again in backward.
 dx = torch.empty_like(x) => dx = torch.cat(parts, dim=1)
@@ -219,9 +226,11 @@ dy.flatten(0, 1).T @ tokens.flatten(0, 1) => all_reduced(mine(dy).flatten(0, 1).
 dy.sum((0, 1)) => all_reduced(mine(dy).sum((0, 1)))
 or dy.flatten(0, 1).T @ tokens.flatten(0, 1) => averaged(mine(dy).flatten(0, 1).T @ x.flatten(0, 1))
 dy.sum((0, 1)) => averaged(mine(dy).sum((0, 1)))
-    The gradients of W and b come from this rank's tokens, and are combined over the ranks, as in data parallelism.
-    There the replicas are equal, here each rank has its own columns: these gradients do not belong together.
-        Take all tokens for them, gathered again, and send nothing.
+or dy.flatten(0, 1).T @ tokens.flatten(0, 1) => all_reduced(mine(dy).flatten(0, 1).T @ x.flatten(0, 1))
+or dy.flatten(0, 1).T @ tokens.flatten(0, 1) => averaged(mine(dy).flatten(0, 1).T @ x.flatten(0, 1))
+    The gradient of W comes from this rank's tokens, and is combined over the ranks, as in data parallelism. There the
+    replicas are equal, here each rank has its own columns: these gradients do not belong together.
+        Take all tokens for it, gathered again, and send nothing.
 return dx, dW, dy.sum((0, 1)) => return dx, all_reduced(dW), all_reduced(dy.sum((0, 1)))
     You summed the gradients of W and b.
         Each rank has its own columns and all tokens: these gradients are complete.

@@ -43,7 +43,7 @@ def said_of(heard, n):
     if len(given) == 1 and given[0] <= 2 and not heard.sent:
         return ONE
     messages = f", and {len(heard.sent)} messages to single ranks" if heard.sent else ""
-    return f"{len(given)} collectives, to which each rank gives {sum(given):g} vectors in all{messages}"
+    return f"{len(given)} collective{'s' * (len(given) != 1)}, of {sum(given):g} vectors of each rank{messages}"
 
 
 def backward(x, gradient, weight, bias):
@@ -80,6 +80,11 @@ def by_hand(x, gradient, weight, bias, group):
 def gathers_two_vectors(x, gradient, weight, bias, group):
     of_x, *two = backward(x, gradient, weight, bias)
     return of_x, *comm.all_gather(torch.stack(two)[None], group).sum(0)
+
+
+def only_rank_0_has(both):
+    dist.reduce(both, 0)
+    return both
 
 
 def sums_in_its_own_order(x, gradient, weight, bias, group):
@@ -134,6 +139,12 @@ or lambda *given: gathers_all_tokens(*given, at_once=False)
 comm.all_reduce(torch.stack(both), group) => [comm.all_reduce(one, group) for one in both]
     The gradients are right, in two messages of one vector, each with its latency.
         Put both into one tensor and sum that.
+comm.all_reduce(torch.stack(both), group) => comm.all_reduce(torch.stack([*both, torch.ones_like(weight)]), group)[:2]
+    The gradients are right, and each rank gives three vectors.
+        Two are enough: the gradients of weight and bias.
+comm.all_reduce(torch.stack(both), group) => only_rank_0_has(torch.stack(both))
+    Only rank 0 has the sums; the others have their own gradients of weight and bias.
+        All ranks need them: all-reduce.
 sums_in_its_own_order
     The gradients are right to all digits but the last: each rank adds them up in an order of its own. The ranks have
     different bits, and the replicas drift apart.

@@ -316,10 +316,15 @@ y.backward(of_y) => stage.zero_grad(); y.backward(of_y)
     Only one microbatch is in the gradients: you empty or replace them at each backward.
         Backward must add to .grad here.
 in gradient, the loss:
+total += y.item() => total += y.item() * len(inputs)
+    The gradients are right, and the loss is m times too large.
+        It is the mean over all microbatches, not the sum of their means.
 total += y.item() => total = y.item()
     The gradients are right, and the loss covers only the last microbatch.
         Add up the losses of all.
+in the loss:
 hands_the_loss_round
+or return total if rank == last else None => return total
     Every rank returns the loss.
         Only the last rank has it: return None on the others. No rank has to send it.
 in all:

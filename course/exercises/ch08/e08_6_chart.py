@@ -214,6 +214,10 @@ max(ends.values()) => (max(starts.values()) + 1)
 cells[starts[action] : ends[action]] = bar => cells[starts[action]] = action[-2:]
     The starts are right, and each action has one cell, whatever its length.
         Draw `--` for each further unit.
+action[-2:] => action[1:3]
+or action[-2:] => action[1:]
+    The starts are right, and a cell has not the last two characters of an action: case F has stages of two digits.
+        Count from the end: action[-2:].
 ["--"] * (units[action] - 1) => [action[-2:]] * (units[action] - 1)
     The starts are right, and the chart repeats the name in every unit.
         Draw `--` for each further unit.

@@ -84,6 +84,9 @@ or
         It is the other way round: the last rank runs each backward at once.
 
 in all:
+returns result[::-1]
+    You return the bytes first.
+        Return the microbatches, then the bytes.
 boundary + (layers - recomputed) * saved => layers * saved
     With recomputation you keep what every layer saves.
         Of recomputed layers only the stage input waits.

@@ -15,6 +15,8 @@ ROWS, D = 3, 5
 ORDER, LOSS, WAITED, ALL, SOME = "order of work", "the loss", "waited for", "every message", "not every message"
 FEW = """If this is about a microbatch that does not exist: there are {} of them here and {} ranks, and more stages
 below rank {} than that. Warmup and cooldown have min(m, p - 1 - r) microbatches."""
+LEAF = """If this is about the gradient of the tensor that came in: comm.recv gives a tensor without history. Declare it
+a leaf, x.requires_grad_(), before your stage computes with it."""
 HELD, ONE, SEVERAL = "microbatches held after their backward", "at most one, in a variable", "several"
 
 
@@ -73,8 +75,10 @@ def body(answer, group, given):
         xs, targets = ([x.clone() for x in one] for one in zip(*batch, strict=True))
         try:
             loss = answer(stage, xs, targets, group)
-        except IndexError as error:
-            if len(batch) < group.size - 1 - group.rank:
+        except (IndexError, ValueError) as error:
+            if "NoneType" in str(error):
+                error.add_note(LEAF)
+            elif isinstance(error, IndexError) and len(batch) < group.size - 1 - group.rank:
                 error.add_note(FEW.format(len(batch), group.size, group.rank))
             raise
         gradient = torch.zeros_like(stage.weight) if stage.weight.grad is None else stage.weight.grad
@@ -197,14 +201,16 @@ x, y = kept.pop(0) => x, y = kept[sum(x.grad is not None for x, _ in kept)]
     All numbers and the order are right, but several microbatches are held after their backward: by a list or a
     dictionary, or by a graph that something else holds.
         Take each out when it runs backward, as kept.pop(0) does. Order alone saves no memory.
-in all:
-/ m => / 1
-    The gradients and the loss are m times too large.
-        The loss is the mean over the batch: each microbatch has 1/m of it.
 in gradient:
+/ m => / 1
+    The gradients are m times too large.
+        The loss is the mean over the batch: each microbatch has 1/m of it.
 kept.pop(0) => kept.pop()
     Backward runs through the newest microbatch first, and the gradient that arrives is of the oldest.
         Messages between two ranks arrive in the order in which they were sent: take the microbatches in this order.
+y.backward(gradient) => stage.zero_grad(); y.backward(gradient)
+    Only one microbatch is in the gradients: you empty or replace them at each backward.
+        Backward must add to .grad here.
 y.backward(gradient) => x.grad = torch.autograd.grad(y, x, gradient)[0]
     The gradients that you send are right, and the weight gets none: autograd.grad returns gradients and leaves none in
     .grad.
@@ -222,10 +228,14 @@ or
 y.backward(gradient) => y.backward(torch.ones_like(y))
     Stages before the last begin backward with ones.
         Send the gradient of the tensor that came in, which backward fills; the previous stage begins with that one.
-in loss:
+in gradient, the loss:
+total += y.item() => total += y.item() * m
+    The gradients are right, and the loss is m times too large.
+        It is the mean over the batch: each microbatch has 1/m of it.
 total += y.item() => total = y.item()
     The gradients are right, and the loss covers only the last microbatch.
         Add up the losses of all.
+in the loss:
 return total if rank == last else None => return total
     Every rank returns a loss.
         Only the last rank has one: return None on the others.
