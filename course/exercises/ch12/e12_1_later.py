@@ -1,10 +1,6 @@
 """12.1: linear layers whose weight gradients wait in one queue, at most so many at a time."""
 
-import gc
-import sys
 from collections import defaultdict
-from contextlib import contextmanager
-from types import FrameType, FunctionType, GeneratorType, ModuleType
 
 import torch
 from torch.nn.functional import gelu, linear
@@ -12,6 +8,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from course.check.edits import exercise
 from course.check.exercise import AS_NEEDED, MORE, random, whole
+from course.exercises.ch12.queued import at_each_step, queued
 from lib.memory import MemoryTracker
 
 ROWS, TOKENS, D, F = 2, 5, 5, 7  # of a microbatch; width of x, and between the two layers
@@ -51,7 +48,7 @@ def with_limit(answer, limit, given):
 
     def look():
         nonlocal most
-        most = max(most, queued(later, in_forward))
+        most = max(most, queued(later, (ROWS * TOKENS * D, ROWS * TOKENS * F), in_forward))
 
     with memory, FlopCounterMode(display=False) as flops:
         ours = [*weights.values(), *(tensor for piece in pieces for tensor in piece)]
@@ -84,44 +81,6 @@ def with_limit(answer, limit, given):
     found[IN_ALL] = AS_NEEDED if flops.get_total_flops() <= 3 * needed * of_one else MORE
     history = sum(w.grad is not None and w.grad.requires_grad for w in weights.values())
     return found | {MOST: AS_NEEDED if most <= limit else MORE, WAIT: wait, LEFT: left, HISTORY: history}
-
-
-@contextmanager
-def at_each_step(later, look):
-    """Call `look` at each instruction of its class and what is beside it: a queue may be too long between two."""
-    methods = (f for one in type(later).__mro__ for f in vars(one).values() if isinstance(f, FunctionType))
-    files = {method.__code__.co_filename for method in methods}
-
-    def trace(frame, event, arg):
-        if frame.f_code.co_filename not in files:
-            return None
-        frame.f_trace_opcodes = True
-        look()
-        return trace
-
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        yield
-    finally:
-        sys.settrace(before)
-
-
-def queued(later, in_forward):
-    """How many ∂y an object keeps: tensors of their sizes that forward did not make, wherever it has them."""
-    found, seen, left = set(), set(), [later]
-    while left:
-        one = left.pop()
-        if id(one) in seen or isinstance(one, (type, ModuleType, FrameType, GeneratorType)):
-            continue
-        seen.add(id(one))
-        if isinstance(one, torch.Tensor):
-            found |= {one.data_ptr()} if one.numel() in (ROWS * TOKENS * D, ROWS * TOKENS * F) else set()
-        elif isinstance(one, FunctionType):
-            left += [one.__closure__, one.__defaults__]  # and not all names of its file
-        elif not (isinstance(one, dict) and "__builtins__" in one):
-            left += gc.get_referents(one)
-    return len(found - in_forward)
 
 
 def gradient_of(tensor):
