@@ -116,7 +116,7 @@ TOLD = [
     ("11.1", wrong_order, "the result of the program in the task"),
     ("11.2", lambda *given: np.array(choose_stages(*given))),
     ("11.2", lambda *given: choose_stages(*given)[:2], "expected '3 results' got '2 results'"),
-    ("10.3", lambda: RIGHT[0], "Report 1", "expected '1SEND_F3' got 'None'"),
+    ("10.3", lambda: RIGHT[0], "Report 1", "expected 'another one' got 'None'"),
     ("10.3", lambda: (RIGHT[0], "1SEND_F3"), "1/2 points", "Report 2"),
 ]
 
