@@ -514,7 +514,7 @@ NEARLY = {  # with a word of the verdict
         (e136.but(Layout(dp=64, zero=3, recompute="full")), "gradients are sent between nodes"),
         (layout(lambda found: (found[0], 86.7 / 1.024**3, *found[2:])), "with the highest peak is not right"),
         (layout(lambda found: (found[0], "86.7", *found[2:])), "with the highest peak is not right"),
-        (layout(lambda found: (*found[:2], None, found[3])), "one number for each"),
+        (layout(lambda found: (*found[:2], None, found[3])), "layout B, the bubble is not right"),
         (layout(lambda found: (*found[:3], 12.5)), "to other nodes is not right"),
     ],
     "14.1": [

@@ -8,12 +8,14 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from course.check.edits import exercise
 from course.check.exercise import AS_NEEDED, MORE, random, whole
+from course.exercises.ch12.queued import at_each_step, queued
 from lib.memory import MemoryTracker
 
 ROWS, TOKENS, D, F = 2, 5, 5, 7  # of a microbatch; width of x, and between the two layers
 SHAPES = {"up": (F, D), "up_bias": (F,), "down": (D, F), "down_bias": (D,)}
 LIMITS = (1, 3, 99)
 BEFORE, IN_ALL, DONE = "matmuls before finish", "matmuls in all", "after finish"
+MOST = "pairs in the queue at any time"
 WAIT, LEFT, HISTORY = "pairs kept before finish", "pairs kept after finish", "weights whose .grad has a history"
 
 
@@ -38,13 +40,24 @@ def with_limit(answer, limit, given):
     pieces = [(x.clone().requires_grad_(), gradient.clone()) for x, gradient in given["microbatches"]]
     up, up_bias, down, down_bias = weights.values()
     later, found, memory = answer(limit), {}, MemoryTracker()
+    in_forward, most = {x.data_ptr() for x, _ in pieces}, 0
+
+    def noted(x):
+        in_forward.add(x.data_ptr())
+        return x
+
+    def look():
+        nonlocal most
+        most = max(most, queued(later, (ROWS * TOKENS * D, ROWS * TOKENS * F), in_forward))
+
     with memory, FlopCounterMode(display=False) as flops:
         ours = [*weights.values(), *(tensor for piece in pieces for tensor in piece)]
-        results = [later.linear(gelu(later.linear(x, up, up_bias)), down, down_bias) for x, _ in pieces]
+        results = [later.linear(noted(gelu(later.linear(x, up, up_bias))), down, down_bias) for x, _ in pieces]
         for m, y in enumerate(results):
             found[f"y of microbatch {m}"] = y.detach().clone()
         for done, m in enumerate(given["back"], 1):
-            results[m].backward(pieces[m][1])
+            with at_each_step(later, look):
+                results[m].backward(pieces[m][1])
             results[m] = y = None
             found[f"gradient of x, microbatch {m}"] = gradient_of(pieces[m][0])
             pieces[m][0].grad = None
@@ -67,7 +80,7 @@ def with_limit(answer, limit, given):
     found[BEFORE] = AS_NEEDED if now <= (2 * needed + early) * of_one else MORE
     found[IN_ALL] = AS_NEEDED if flops.get_total_flops() <= 3 * needed * of_one else MORE
     history = sum(w.grad is not None and w.grad.requires_grad for w in weights.values())
-    return found | {WAIT: wait, LEFT: left, HISTORY: history}
+    return found | {MOST: AS_NEEDED if most <= limit else MORE, WAIT: wait, LEFT: left, HISTORY: history}
 
 
 def gradient_of(tensor):
@@ -89,7 +102,14 @@ def reference(given):
         pairs = zeros[:2] + of_weights[2:], of_weights[:2] + zeros[2:]
         terms += [dict(zip(SHAPES, of, strict=True)) for of in pairs]
     for limit in LIMITS:
-        now = common | {BEFORE: AS_NEEDED, IN_ALL: AS_NEEDED, WAIT: min(limit, len(terms)), LEFT: 0, HISTORY: 0}
+        now = common | {
+            BEFORE: AS_NEEDED,
+            IN_ALL: AS_NEEDED,
+            MOST: AS_NEEDED,
+            WAIT: min(limit, len(terms)),
+            LEFT: 0,
+            HISTORY: 0,
+        }
         for done in range(1, len(back) + 2):
             is_last = done > len(back)
             until, when = (len(terms), DONE) if is_last else (max(2 * done - limit, 0), f"after {done} backwards")
@@ -129,7 +149,7 @@ class Later:
 
 
 class InFunctions(Later):
-    """One more in the queue for a short time: both tensors of a pair exist in backward in any case."""
+    """Its queue has functions."""
 
     def linear(self, x, weight, bias):
         class Function(torch.autograd.Function):
@@ -141,9 +161,9 @@ class InFunctions(Later):
             @staticmethod
             def backward(ctx, dy):
                 x = ctx.saved_tensors[0].detach()
-                self.queue.append(lambda: (weight.backward((dy.mT @ x).sum(0)), bias.backward(dy.sum((0, 1)))))
-                if len(self.queue) > self.limit:
+                if len(self.queue) >= self.limit:
                     self.compute_oldest()
+                self.queue.append(lambda: (weight.backward((dy.mT @ x).sum(0)), bias.backward(dy.sum((0, 1)))))
                 return dy @ weight
 
         return Function.apply(x)
@@ -231,9 +251,19 @@ new if old is None else old + new => new
 len(self.queue) == self.limit => False
     The limit is ignored.
         When the queue is full, compute its oldest pair first.
+linear(x, weight.detach(), bias.detach()) => linear(x, weight.detach())
+    Your y has no bias.
+        y is x @ weight.T + bias.
 len(self.queue) == self.limit => len(self.queue) > self.limit
     One pair too many waits. The queue is full when it has `limit` pairs.
         Compare before you append.
+self.queue.append((weight, bias, x_only, grad_y)) =>
+len(self.queue) == self.limit => self.queue.append((weight, bias, x_only, grad_y)) or len(self.queue) > self.limit
+    All gradients are right, and the queue is too long for a moment: a pair goes in before the oldest is out.
+        If the queue is full, compute its oldest pair first, then append.
+len(self.queue) == self.limit => len(self.queue) == self.limit and (self.queue.pop(0) is None)
+    The oldest pair leaves a full queue, and its gradients are not computed.
+        Compute them before you drop the pair.
 len(self.queue) == self.limit => len(self.queue) >= max(self.limit - 1, 1)
     A pair leaves the queue too early: you keep at most limit - 1.
         Room for a new pair is enough.
@@ -250,6 +280,9 @@ or
 self.queue.pop(0) => self.queue.pop()
     When the queue is full, you leave the oldest pair in it.
         The oldest leaves first: pop(0).
+while self.queue: => while len(self.queue) > 1:
+    `finish` leaves one pair in the queue.
+        Compute all that is left.
 while self.queue: => while False:
     `finish` leaves out the last pairs, and nothing hangs.
         Compute all that is left.
@@ -260,6 +293,11 @@ Keeps
     `finish` computes its pairs and keeps them.
         The next step would add them again: empty the queue.
 in gradient:
+rows.T @ x.flatten(0, -2), rows.sum(0) => rows.T @ x.flatten(0, -2) / len(rows), rows.mean(0)
+or
+rows.sum(0) => rows.mean(0)
+    A gradient is the mean over the tokens. The loss has been divided already, and ∂y has that factor.
+        Add up the tokens: the gradient of weight is ∂yᵀ · x, that of bias the sum of ∂y.
 x_only = x.detach() => weight.x = x_only = x.detach()
 x.flatten(0, -2) => weight.x.flatten(0, -2)
 or

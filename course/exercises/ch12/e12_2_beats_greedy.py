@@ -104,6 +104,15 @@ def half():
     return v_half(RANKS, MICROBATCHES).to_text()
 
 
+def unequal():
+    """Five stages: rank 0 has the first and the last."""
+    stages = [0, 1, 2, 3, 4]
+    rows = [[s for s in stages if s % RANKS == rank] for rank in range(RANKS)]
+    forward = [[f"{s}F{k}" for k in range(MICROBATCHES) for s in row] for row in rows]
+    back = [[f"{s}B{k}" for k in range(MICROBATCHES) for s in row[::-1]] for row in rows]
+    return "\n".join(" ".join(f + b) for f, b in zip(forward, back, strict=True))
+
+
 MISTAKES = r"""
 in whether it can work, microbatches that a rank keeps:
 lambda: zb_h1(RANKS, MICROBATCHES)
@@ -151,6 +160,9 @@ lambda: re.sub(" 1[FIW]3", "", half())
 lambda: half().replace(" 7F0", "").replace("0F0 0F1", "0F0 7F0 0F1")
     Ranks wait for each other.
         Move the action that a rank waits for, so that it runs before the wait on its rank.
+unequal
+    Ranks have different numbers of stages.
+        A rank with more of them would have more layers. Give each rank as many.
 lambda: greedy(m=7)
     It is for different sizes.
         The task has four ranks, a line for each, and eight microbatches, 0 to 7.
@@ -169,7 +181,13 @@ row % 2 else => row % 1 else
 EXERCISE = exercise(
     globals(),
     points=3,
-    right=(unit_by_unit, greedy, lambda: greedy(6, "FWI"), lambda: Schedule.from_text(greedy(4, "FWI"))),
+    right=(
+        unit_by_unit,
+        greedy,
+        lambda: greedy(2, "FWI", spare=0),
+        lambda: greedy(6, "FWI"),
+        lambda: Schedule.from_text(greedy(4, "FWI")),
+    ),
     edited=(greedy,),
     title="beats_greedy",
     inputs=lambda generator, n: [{}],
