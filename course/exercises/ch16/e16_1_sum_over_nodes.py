@@ -14,7 +14,7 @@ from lib.mesh import Mesh, MeshShape
 from lib.runtime import calls
 from lib.runtime.calls import Listener
 
-# Both two and three ranks of a node divide the second of the shapes, and not the first; the last is smaller than a node.
+# Two and three ranks of a node divide the second shape evenly, and not the first; the last is smaller than a node.
 SHAPES = (5, 7), (4, 3), ()
 CASES = [(nodes, shape) for nodes in (2, 3) for shape in SHAPES]
 SENT, UNFINISHED = "what was sent to other nodes", "calls that were not waited for"
@@ -207,8 +207,8 @@ by_rows
     The sum is right, but you share out rows, with rows of zeros at the end: that is more than 1/n of the elements.
         Flatten the tensor, and pad its elements.
 gathers_across
-    The sum is right. But each node gets the parts of all others, and adds them up: with more than two nodes that is more
-    than an all-reduce sends.
+    The sum is right. But each node gets the parts of all others, and adds them up: with more than two nodes that is
+    more than an all-reduce sends.
         All-reduce the part over `across`.
 lambda x, inside, across: (dist.all_reduce(x), x)[1]
     The sum is right. But one all-reduce over all ranks sends the whole tensor through the network, and not a part.

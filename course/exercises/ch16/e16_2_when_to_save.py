@@ -69,11 +69,8 @@ max(math.sqrt(2 * pause_s * fails_s), write_s) => math.sqrt(2 * pause_s * fails_
 => math.sqrt(2 * pause_s * fails_s) + write_s
     You add the writing to the interval. The run goes on while a checkpoint is written.
         The interval is Young's, or the time of writing if that is longer.
-=> min(math.sqrt(2 * pause_s * fails_s), write_s)
-    You take the shorter of two times, and the interval is at least as long as each of them.
-        Take the longer: `max`.
 => max(math.sqrt(2 * pause_s * fails_s), pause_s + write_s)
-    You make room for the pause as well. A save is written after its pause, and the task limits the writing alone.
+    You make room for the pause as well. The time counts from the end of a pause, where the writing begins.
         The interval is at least the time of writing.
 again_s = every_s / 2 + write_s + restart_s => again_s = every_s + write_s + restart_s
     You lose a whole interval at each failure.
