@@ -5,7 +5,16 @@ from functools import cache
 from course.check.compare import SEEN
 from course.check.edits import exercise
 from course.check.exercise import kind, several, word
-from course.check.refusals import NOTHING_BINDS, binds, broken_layouts, layout_of
+from course.check.refusals import (
+    GPU_COUNT,
+    NODE,
+    NOTHING_BINDS,
+    PIPELINE_ZERO3,
+    ROUNDS,
+    binds,
+    broken_layouts,
+    layout_of,
+)
 from lib.planner import step_s
 from lib.planner.search import layout_text
 
@@ -13,6 +22,8 @@ SLOWER = 0.03  # a repair may take so much longer than the best one
 FIELDS = {"tp": (1, 2, 4, 8, 16), "pp": (1, 2, 4, 8, 16, 32), "rows": (1, 2, 4, 8)}
 FIELDS |= {"stages_per_rank": tuple(range(1, 13)), "zero": (0, 1, 3), "recompute": ("none", "full")}
 COUNTS, MEMORY = ("heads", "layers", "batch", "node"), ("states", "activations")
+REFUSED = dict.fromkeys(MEMORY, "still too large")
+REFUSED |= {NODE: NODE, GPU_COUNT: GPU_COUNT, PIPELINE_ZERO3: PIPELINE_ZERO3, ROUNDS: ROUNDS}
 FOUND, HOLDS, NO_PAIRS = "what the planner says", "each is found and repaired", "no pairs"
 
 
@@ -47,7 +58,7 @@ def judged(i, pair):
         return "several changes" if changed else "no change", f"changed: {', '.join(changed) or 'nothing'}"
     still, why = binds(training, followed(new))
     if still != NOTHING_BINDS:
-        return "still too large" if still in MEMORY else "still refused", why
+        return REFUSED.get(still, "a count still cannot be shared out"), why
     late = step_s(training, followed(new)).total / fastest_s(i) - 1
     if late > SLOWER:
         return "slower", f"{layout_text(followed(new))}: {late:.0%} more seconds than with the best single change"
@@ -107,7 +118,7 @@ returns [word for word, _ in result]
     Everything divides here, and tp stays on its node.
         Add up the bytes of the rank with the highest peak.
 "layers" => "heads"
-    It is a different count that cannot be shared out.
+    Something else binds: a different count cannot be shared out, or tp reaches over nodes.
         tp divides heads, and reaches over ranks of a node; p times v divides layers, or layers and two more; dp times b
         divides the sequences of a step.
 "states" => "activations"
@@ -124,10 +135,23 @@ layout._replace(**change) => change
 {"pp": 2} => {"pp": 16}
     With your change a count still cannot be shared out.
         Divide heads by tp, layers by p times v, sequences by dp times b.
+{"tp": 4} => {"pp": 1}
+    Your layout still has tp over several nodes.
+        Make tp at most the 8 GPUs of a node.
+{"tp": 4} => {"pp": 16}
+    Your layout needs more GPUs than there are.
+        tp · pp is at most 64; dp takes the rest.
+{"zero": 1} => {"zero": 3}
+    Your layout has ZeRO-3 next to tp or a pipeline, and the planner refuses that.
+        ZeRO-3 gathers whole parameters: here it goes with dp alone.
+{"zero": 1} => {"stages_per_rank": 2}
+    Your layout has several stages per rank, which need a pipeline, and a multiple of p microbatches.
+        Change something else.
 {"tp": 4} => {"tp": 2}
     Your change leaves everything divided evenly, but it does not fit into memory.
         Change what the larger of states and activations is divided by.
 ("activations", {"rows": 1}) => ("activations", {"recompute": "full"})
+or {"tp": 2} => {"tp": 4}
     Your layout is possible, and it fits. But a different single change costs less time. Full recomputation costs a
     third of the blocks, a smaller tp fewer sums, a smaller b a shorter bubble.
         Take the mildest change that fits.

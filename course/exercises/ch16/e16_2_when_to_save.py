@@ -66,18 +66,36 @@ math.sqrt(2 * pause_s * fails_s) => math.sqrt(pause_s * fails_s)
 max(math.sqrt(2 * pause_s * fails_s), write_s) => math.sqrt(2 * pause_s * fails_s)
     In one case the next save would begin before the last one is written.
         The interval is at least the time of writing.
+=> math.sqrt(2 * pause_s * fails_s) + write_s
+    You add the writing to the interval. The run goes on while a checkpoint is written.
+        The interval is Young's, or the time of writing if that is longer.
+=> max(math.sqrt(2 * pause_s * fails_s), pause_s + write_s)
+    You make room for the pause as well. The time counts from the end of a pause, where the writing begins.
+        The interval is at least the time of writing.
 again_s = every_s / 2 + write_s + restart_s => again_s = every_s + write_s + restart_s
     You lose a whole interval at each failure.
         Failures come at any time within it: on average half is lost.
 => again_s = every_s / 2 + restart_s
     You lose nothing while a checkpoint is written.
         Until it is written, a failure leads back to the one before: on average write_s more is lost.
+=> again_s = every_s / 2 + write_s / 2 + restart_s
+    A failure loses half of the writing in your sum.
+        A checkpoint has the state from before its writing: on average a failure loses all of write_s more.
 => again_s = every_s / 2 + write_s
     The restart is missing.
         Each failure costs restart_s in which nobody trains.
 pause_s / every_s + again_s / fails_s => again_s / fails_s
     The saves themselves are missing.
         They cost the pause, once in each interval.
+=> (pause_s + write_s) / every_s + again_s / fails_s
+    You count the writing as lost in every interval. The run goes on meanwhile.
+        It is lost only at a failure.
+=> (pause_s + restart_s) / every_s + (again_s - restart_s) / fails_s
+    You count a restart in every interval.
+        It comes with each failure: once in fails_s.
+=> pause_s / every_s + again_s / gpu_fails_s
+    Your fraction has the failures of a single GPU.
+        Any of the GPUs stops the run: use the same time between failures as for the interval.
 => 1 - (pause_s / every_s + again_s / fails_s)
     That is the goodput.
         Return the fraction that is lost.
