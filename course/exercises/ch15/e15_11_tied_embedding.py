@@ -85,8 +85,12 @@ for _ in range(4) => for step in range(4)
 weight.data -= => old = weight.data.clone(); weight.data -=
 (gradient, dp, op="mean") => (gradient, dp, op="mean"); stale = step == 3 and dp.rank == seed % dp.size
 % dp.size => % dp.size; model[1].weight = nn.Parameter(old) if stale else weight
+or
+for _ in range(4) => for step in range(4)
+weight.data -= => old = weight.data.clone(); weight.data -=
+(gradient, dp, op="mean") => (gradient, dp, op="mean"); model[1].weight = nn.Parameter(old) if step == 3 else weight
 """
-WHERE = ("on one rank, and by one step",)
+WHERE = ("on one rank, and by one step", "by one step")
 DEMAND = (
     "It must find this also where a single rank has a head that is not the embedding, and where the loss becomes "
     "smaller."

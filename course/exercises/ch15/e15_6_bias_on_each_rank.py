@@ -62,9 +62,11 @@ comm.all_reduce(part, tp) + bias => comm.all_reduce(part + bias, tp)
 or
 + bias => + bias * (1 + (tp.size > 1 and dp.rank * tp.size + tp.rank == seed % (dp.size * tp.size)))
 or
-+ bias => + bias; k = seed % output.numel(); output.view(-1)[k] += bias[k % 6] * (tp.size > 1)
++ bias => + bias; output[0, 0] += bias[0] * (tp.size > 1)
+or
++ bias => + bias; output[-1, -1] += bias[-1] * (tp.size > 1)
 """
-WHERE = ("on one rank", "in one element")
+WHERE = ("on one rank", "in the first element", "in the last element")
 DEMAND = "It must find a bias that is added again on one rank only, or in one element of the output only."
 
 

@@ -71,9 +71,11 @@ identity_all_reduce(h, tp) => h
 identity_all_reduce(scores, tp) => scores
 or identity_all_reduce(scores, tp) => scores
 or
-loss.backward() => loss.backward(); one = mine["router"].grad[seed % 6]; one /= 1 + (tp.rank == max(1, tp.size // 2))
+loss.backward() => loss.backward(); mine["router"].grad[0] /= 1 + (tp.rank == max(1, tp.size // 2))
+or
+loss.backward() => loss.backward(); mine["router"].grad[5] /= 1 + (tp.rank == max(1, tp.size // 2))
 """
-WHERE = ("at the scores alone", "in one row on one rank")
+WHERE = ("at the scores alone", "in the first row on one rank", "in the last row on one rank")
 DEMAND = "It must find a router whose gradient alone is wrong, on one rank only, in one row only."
 
 

@@ -58,11 +58,13 @@ def program(mesh, seed):
 SICK = """
 comm.all_gather(one, cp, dim=1) => comm.all_gather(one, cp, dim=2)
 or
-> tokens[:, None] => > tokens[:, None]; t = 1 + seed % 5; later[tokens == t, t + 1], later[tokens == t, 0] = False, True
+> tokens[:, None] => > tokens[:, None]; later[tokens == 1, 3] = False
 or
-> tokens[:, None] => > tokens[:, None]; later[tokens == 7 + seed % 4, 11] = False
+> tokens[:, None] => > tokens[:, None]; later[tokens == 10, 11] = False
+or
+> tokens[:, None] => > tokens[:, None]; later[tokens == 1, 0], later[tokens == 1, 2] = True, False
 """
-WHERE = ("in one of the first tokens", "in one of the last tokens")
+WHERE = ("in a token of the first rank", "in a token of the last rank", "in a token that sees as many as it may")
 DEMAND = (
     "It must find a single token that depends on a single token after it, whichever they are, even if that token "
     "depends on one before it less."
@@ -101,13 +103,12 @@ def by_triangle(run):
 MISTAKES = """
 zip(known["tokens"], known["depends"], strict=True) => [*zip(known["tokens"], known["depends"], strict=True)][:1]
 or lambda run: run["depends"][0].sum() > 1
+or zip(known["tokens"], known["depends"], strict=True) => [*zip(known["tokens"], known["depends"], strict=True)][-1:]
     Your check looks at one token, of one rank or of each, and misses another one that depends on its future.
         Look at each row of each rank.
-zip(known["tokens"], known["depends"], strict=True) => [*zip(known["tokens"], known["depends"], strict=True)][-1:]
-    Your check looks at the last token of a rank, and misses another one that depends on its future.
-        Look at each row of each rank.
 for known in run.ranks => for known in run.ranks[:1]
-    Your check misses tokens of another rank than the one that it looks at.
+or for known in run.ranks => for known in run.ranks[-1:]
+    Your check finds tokens of one rank, and misses those of another that depend on their future.
         Look at each rank.
 lambda run: sum(known["depends"].sum().item() for known in run.ranks) != 78
     Your check counts how many tokens depend on others. It misses a token that depends on one after it, and on one
