@@ -63,9 +63,7 @@ def command(make, monkeypatch, capsys):
 def test_an_exercise_is_its_solution_without_the_answers(make):
     notebook = make.exercise(solution(), "01_x.ipynb")
     title, setup, stub, check, folded = notebook.cells
-    assert (
-        "# X: exercises" in title.source and '[solutions](../solutions/01_x.ipynb)' in title.source
-    )
+    assert "# X: exercises" in title.source and "[solutions](../solutions/01_x.ipynb)" in title.source
     assert "/exercises/01_x.ipynb" in title.source.splitlines()[0]
     assert 'BOOK_PAGE"] = "exercises/01_x.ipynb"' in setup.source
     assert stub.source == (
