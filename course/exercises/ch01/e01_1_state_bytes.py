@@ -10,6 +10,7 @@ KINDS = ("parameter", "gradient", "optimizer")
 
 def inputs(generator, n):
     matrices = [(whole(generator, 100, 5000), whole(generator, 100, 5000)) for _ in range(whole(generator, 2, 4))]
+    matrices.append(matrices[0])  # two matrices of one shape are two
     adapters = (None, whole(generator, 4, 65))
     return [{"cases": [(matrices, *c) for c in product(adapters, ("float32", "mixed"), ("SGD", "momentum", "Adam"))]}]
 
@@ -80,6 +81,9 @@ MISTAKES = """
 number_bytes * trained => 4 * trained
     You keep gradients in float32, as some frameworks do (18 bytes with Adam).
         Here they have the parameters' 2 bytes.
+lambda matrices, *more: state_bytes([*set(matrices)], *more)
+    You count matrices of the same shape once. Each has its own memory.
+        Go through the list.
 if q is None => if True
     You count a run that trains all matrices, also where there are adapters.
         With a number q the matrices are frozen, and the adapters beside them are trained.

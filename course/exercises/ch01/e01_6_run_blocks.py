@@ -11,7 +11,9 @@ from lib.memory import MemoryTracker
 BLOCKS, WIDTH = 6, 16
 # In tensors of the size of x, a block keeps 9: its input, and two of four times the width. With a checkpoint for each,
 # 7, 28 and 4 are alive; without one, 55, 68 and 4.
-BOUNDS = {"after forward": (8, 50), "at the peak": (30, 40), "after backward": (6, 6)}
+BOUNDS = {"after forward": (11, 50), "at the peak": (30, 40), "after backward": (6, 6)}
+
+IN_XS = "activations after forward, in tensors like x"
 
 
 class Block(nn.Module):
@@ -44,9 +46,15 @@ def body(answer, group, given):
         "gradients of the weights": [part.weight.grad for block in blocks for part in (block.up, block.down)],
         "gradient of x": x.grad,
         **{f"activations {when}": words(kept, when) for when, kept in zip(BOUNDS, in_xs, strict=True)},
-        "activations after forward, in tensors like x": round(in_xs[0]),  # tells apart mistakes, and is not judged
+        IN_XS: round(in_xs[0]),  # tells apart mistakes, and is not part of the answer
         "values in the log": [v.item() if torch.is_tensor(v) and v.numel() == 1 else v for v in log],
     }
+
+
+def reference(given):
+    (found,) = (body(run_blocks, None, g) for g in given)
+    found.pop(IN_XS)
+    return [found]
 
 
 def words(kept, when):

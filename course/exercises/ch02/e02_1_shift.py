@@ -153,7 +153,8 @@ if not sends_first: => if False:
         Wait for the first before you start the second.
 in sent by, shift(:
 lambda x, k, group: comm.all_gather(x[None], group)[(group.rank - k) % group.size]
-    The result is right, and a collective moved the tensors. This task is about the two calls below it.
+    The result is right, and a collective moved the tensors. The task is to repair the order of a send
+    and a receive.
         Use send and recv.
 in shift(, k = 2, k = 3:
 in_steps
@@ -169,6 +170,9 @@ lambda x, k, group: shift(x, abs(k), group)
 in_a_row
     Your ranks form a row: the last ones send to nobody, and the first ones keep their own x.
         Ranks are counted modulo n, so rank 0 follows the last: (r + k) % n.
+return x => return None
+    Where k is a multiple of n you return None. A rank that would send to itself returns its x.
+        Return x before you send.
 return received => return x
     You send and receive, and each rank returns its own x.
         Return the received tensor: wait() of recv returns it.

@@ -116,7 +116,8 @@ x = mine + got => x = mine.add_(got)
 distance = group.size // 2 => x = x.float(); distance = group.size // 2
 or distance = group.size // 2 => x = x.float(); distance = group.size // 2
 return x => return x.double()
-    You add and send in float32: half of the bytes, and half of the digits.
+or {peer: theirs}, {peer: mine}, group => {peer: theirs.float()}, {peer: mine.float()}, group
+    You send in float32: half of the bytes, and half of the digits.
         Keep the dtype of x: a new tensor is float32 unless it is told its dtype.
 ring
     The result and the bytes are right, with a ring: n - 1 messages from each rank to one neighbour.

@@ -65,7 +65,8 @@ messages += rank + distance < n =>
     Rank 0 has no parent, so it sends no partial sum.
         It sends S to each child, and nothing more.
 returns 2 * result
-    You also count the bytes that the rank receives.
+    Each number is twice what the rank sends. Two messages go between a rank and its parent or child, one in each
+    direction, and it sends one of them.
         Count only what it sends: S to its parent, and S to each child.
 rank + distance < n => 1
     You count children that do not exist.
