@@ -22,12 +22,8 @@ ANSWERS = count()  # names each run of an answer alike on all ranks
 TOGETHER, ALONE = "all buckets together", "left alone until its wait"
 READ, WRITTEN = "read before its wait", "written before its wait"
 IN_FLIGHT = "a tensor that an all-reduce may still write to"
-FACTS = {
-    "what was sent": SIZES,
-    "all-reduces in flight": TOGETHER,
-    IN_FLIGHT: ALONE,
-    "values of the parameters": "as they were",
-}
+VALUES, AS_THEY_WERE = "values of the parameters", "as they were"
+FACTS = {"what was sent": SIZES, "all-reduces in flight": TOGETHER, IN_FLIGHT: ALONE, VALUES: AS_THEY_WERE}
 
 
 def inputs(generator, n):
@@ -70,7 +66,7 @@ def body(answer, group, given):
         "what was sent": sent(heard.calls),
         "all-reduces in flight": in_flight(events),
         IN_FLIGHT: watch.found,
-        "values of the parameters": "as they were" if same else str([p.detach().flatten().tolist() for p in params]),
+        VALUES: AS_THEY_WERE if same else str([p.detach().flatten().tolist() for p in params]),
     }
 
 
