@@ -55,7 +55,7 @@ def body(answer, group, given):
         "gradients": [p.grad for p in params],
         OFTEN: how_often(messages, len(params)),
         SENT: heard.amount(group.size, 3 * once),
-        ROWS: SEVERAL if max(rows) > len(x) else ONE,
+        ROWS: SEVERAL if max(rows, default=0) > len(x) else ONE,
         KEPT: f"{most / alone:.0f}" if most > 1.2 * alone else ONE,
     }
 
