@@ -16,8 +16,9 @@ ROOM = 12  # elements in a bucket
 # other leaves when the next gradient turns out not to fit, the last one at the end.
 ENDS, FULL = (2, 4, 5, 6, 7, 9, 11), (4, 5, 7, 9)
 TOO_FULL = (3, 5, 7, 9, 11)  # if a bucket takes the gradient that does not fit
-RIGHT = "each bucket as it fills"
-FACTS = {"what was sent when": RIGHT}
+RIGHT, ALL = "each bucket as it fills", "all"
+WHEN, WAITED = "what was sent when", "all-reduces that were waited for"
+FACTS = {WHEN: RIGHT, WAITED: ALL}
 
 
 def inputs(generator, n):
@@ -35,9 +36,10 @@ def body(answer, group, given):
             yield g.clone()
         made += 1  # the end
 
-    listen(lambda call: starts.append(made), lambda call: waits.append(made))
+    heard = listen(lambda call: starts.append(made), lambda call: waits.append(made))
     averages = answer(backward(), ROOM * 8, group)
-    return {"averages": averages, "what was sent when": describe(starts, waits)}
+    waited = ALL if heard.unfinished <= 0 else "not every one"
+    return {"averages": averages, WHEN: describe(starts, waits), WAITED: waited}
 
 
 def describe(starts, waits):
@@ -160,6 +162,11 @@ for g in gradients: => for g in two_ahead(gradients):
 returns result[::-1]
     The averages are right, but not in the order in which the gradients came.
         Go through the buckets in the order in which you sent them.
+in waited for:
+comm.all_reduce_start(flat, group, op="mean") => dist.all_reduce(flat, async_op=True) and flat
+all_reduce.wait() => all_reduce
+    Not every all-reduce is waited for: its tensor may be read while bytes still arrive.
+        After the loop call wait() of each, and read its tensor then.
 in averages:
 piece.view_as(g) => piece
     The averages are right, but flat.

@@ -15,7 +15,7 @@ from course.exercises.ch08.e08_4_accumulate import Saved
 from lib import comm, cost
 
 MICROBATCHES = 5  # no number of ranks, so that a factor identifies a mistake; more than parameters: see `body`
-ONCE, EACH_TIME = "at most one message for each parameter", "more than one message for each parameter"
+ONCE, EACH_TIME = "at most one message for each parameter", "messages after each microbatch"
 OFTEN, SENT, ROWS, KEPT = "how often was sent", "bytes sent", "a forward takes", "microbatches that wait for backward"
 ONE, SEVERAL = "one microbatch", "several microbatches"
 FACTS = {OFTEN: ONCE, SENT: AS_NEEDED, ROWS: ONE, KEPT: ONE}
@@ -39,7 +39,7 @@ def body(answer, group, given):
     (x, y), *_ = given["microbatches"]
     model, messages, rows = model_of(given["weights"]), [], []
     alone = most_saved(lambda: mse_loss(model(x), y).item())
-    heard = listen(lambda call: messages.append(1))
+    heard = listen(lambda call: messages.append(len(rows)))  # how many forwards there were before each
     model.register_forward_pre_hook(lambda module, given: rows.append(len(given[0])))
     try:
         most = most_saved(lambda: answer(model, given["microbatches"], mse_loss, group))
@@ -49,17 +49,22 @@ def body(answer, group, given):
         most = alone  # torch.func allows no hooks, and frees the graph at its end
         answer(model, given["microbatches"], mse_loss, group)
     params = list(model.parameters())
-    # Even one flat message for each of the microbatches is more than one for each of the parameters.
-    often = ONCE if len(messages) <= len(params) else EACH_TIME
     # An all-gather of the gradients sends up to twice the bytes of an all-reduce.
     once = cost.wire_bytes("all_reduce", sum(p.nbytes for p in params), group.size)
     return {
         "gradients": [p.grad for p in params],
-        OFTEN: often,
+        OFTEN: how_often(messages, len(params)),
         SENT: heard.amount(group.size, 3 * once),
-        ROWS: SEVERAL if max(rows) > len(x) else ONE,
+        ROWS: SEVERAL if max(rows, default=0) > len(x) else ONE,
         KEPT: f"{most / alone:.0f}" if most > 1.2 * alone else ONE,
     }
+
+
+def how_often(messages, parameters):
+    """Even one flat message for each of the microbatches is more than one for each of the parameters."""
+    if len(messages) <= parameters:
+        return ONCE
+    return EACH_TIME if len({*messages}) >= MICROBATCHES else f"{len(messages)} messages for {parameters} parameters"
 
 
 def most_saved(step):

@@ -3,6 +3,7 @@
 from contextlib import suppress
 from datetime import timedelta
 from itertools import count
+from math import prod
 
 import torch
 from torch import distributed as dist
@@ -22,12 +23,9 @@ ANSWERS = count()  # names each run of an answer alike on all ranks
 TOGETHER, ALONE = "all buckets together", "left alone until its wait"
 READ, WRITTEN = "read before its wait", "written before its wait"
 IN_FLIGHT = "a tensor that an all-reduce may still write to"
-FACTS = {
-    "what was sent": SIZES,
-    "all-reduces in flight": TOGETHER,
-    IN_FLIGHT: ALONE,
-    "values of the parameters": "as they were",
-}
+VALUES, AS_THEY_WERE, OF_FROZEN = "values of the parameters", "as they were", "the gradient of the frozen parameter"
+FACTS = {"what was sent": SIZES, "all-reduces in flight": TOGETHER, IN_FLIGHT: ALONE, VALUES: AS_THEY_WERE}
+FACTS |= {OF_FROZEN: "None"}
 
 
 def inputs(generator, n):
@@ -66,11 +64,12 @@ def body(answer, group, given):
     store.set(ranks[group.rank], "is done")
     same = all(p.requires_grad == asks and torch.equal(p, x) for p, (asks, x) in zip(params, before, strict=True))
     return {
-        "gradients": [p.grad for p in params],
+        "gradients": [p.grad for i, p in enumerate(params) if i != FROZEN],
+        OF_FROZEN: "None" if params[FROZEN].grad is None else "a tensor",
         "what was sent": sent(heard.calls),
         "all-reduces in flight": in_flight(events),
         IN_FLIGHT: watch.found,
-        "values of the parameters": "as they were" if same else str([p.detach().flatten().tolist() for p in params]),
+        VALUES: AS_THEY_WERE if same else str([p.detach().flatten().tolist() for p in params]),
     }
 
 
@@ -115,7 +114,9 @@ def sent(calls):
     """Bytes of each all-reduce."""
     if any(kind != "all_reduce" for kind, _ in calls):
         return "calls that are not an all-reduce"
-    return "one all-reduce for each parameter" if len(calls) == len(SHAPES) - 1 else [n_bytes for _, n_bytes in calls]
+    found = [n_bytes for _, n_bytes in calls]
+    alone = [8 * prod(shape) for i, shape in enumerate(SHAPES) if i != FROZEN]
+    return "one all-reduce for each parameter" if sorted(found) == sorted(alone) else found
 
 
 def in_flight(events):
@@ -126,8 +127,8 @@ def in_flight(events):
 
 
 def reference(given):
-    some = [[g["gradients"][i] for r, g in enumerate(given) if used(i, r)] for i in range(len(SHAPES))]
-    means = [sum(each) / len(given) if each else None for each in some]
+    trained = [i for i in range(len(SHAPES)) if i != FROZEN]
+    means = [sum(g["gradients"][i] for r, g in enumerate(given) if used(i, r)) / len(given) for i in trained]
     return everywhere({"gradients": means}, given)
 
 

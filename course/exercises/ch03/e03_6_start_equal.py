@@ -9,7 +9,7 @@ from course.check.exercise import AS_NEEDED, DTYPE, MORE, everywhere, random, wh
 from course.check.listen import listen
 from lib import comm
 
-MESSAGES, ONE_EACH, MORE_MESSAGES = "messages", "at most one for each dtype", "more than one for each dtype"
+MESSAGES, ONE_EACH = "messages", "at most one for each dtype"
 BYTES, IN_PLACE, TRAINED = "bytes sent", "the parameters that an optimizer holds", "which parameters are frozen"
 THE_MODELS = "those of the model"
 FACTS = {MESSAGES: ONE_EACH, BYTES: AS_NEEDED, IN_PLACE: THE_MODELS, TRAINED: "as before"}
@@ -55,13 +55,13 @@ def body(answer, group, given):
             x.copy_(value)
     held, frozen, heard = [*model.parameters()], [not p.requires_grad for p in model.parameters()], listen()
     answer(model, group)
-    many = heard.collectives + len(heard.sent) > len({x.dtype for x in model.tensors()})
+    messages, dtypes = heard.collectives + len(heard.sent), len({x.dtype for x in model.tensors()})
     n_bytes = sum(n for _, n in heard.calls + heard.sent)
     now = [*model.parameters()]
     return {
         "parameters": [p.detach() for p in now],
         "buffers": [as_text(b) for b in model.buffers()],
-        MESSAGES: MORE_MESSAGES if many else ONE_EACH,
+        MESSAGES: f"{messages}, for {dtypes} dtypes" if messages > dtypes else ONE_EACH,
         BYTES: MORE if n_bytes > sum(x.nbytes for x in model.tensors()) else AS_NEEDED,
         IN_PLACE: THE_MODELS if all(a is b for a, b in zip(held, now, strict=True)) else "others, of before",
         TRAINED: "as before" if [not p.requires_grad for p in now] == frozen else "others",

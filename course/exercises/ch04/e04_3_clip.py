@@ -152,7 +152,7 @@ for x in (*shards, *replicated): => for x in shards:
     The shards are clipped, `replicated` is not.
         The same factor scales the full gradient.
 comm.all_reduce(squares, group) => sum(comm.all_gather(x.flatten(), group).square().sum() for x in shards)
-    The norm is right, but you send whole shards, as much as the model.
+    The norm is right, but you send far more than a few numbers: as many as a shard has, or more.
         One number is enough: the sum of squares.
 """
 

@@ -14,6 +14,7 @@ from lib import comm
 
 M = 5  # microbatches; no number of ranks, so that a factor identifies a mistake
 SIZE = 40  # elements of a shard: many compared with a count
+NEVER = M + 2  # no backward: a message is not waited for
 EACH = "one reduce-scatter for each microbatch, as it comes"
 KEPT, CONSTANT = "what is kept from pair to pair", "as much after the last as after the second"
 FACTS = {"what was sent": EACH, KEPT: CONSTANT}
@@ -51,6 +52,8 @@ def body(answer, group, given):
         shard = answer(backward(), group)
     finally:
         gc.unfreeze()
+    if heard.unfinished > 0:
+        sent_at.add(NEVER)
     halves = heard.sent_bytes(group.size) / ((group.size - 1) / group.size * first.nbytes)
     return {
         "shard": shard,
@@ -85,6 +88,8 @@ def growth(kept, size, n_shards):
 
 def describe(sent_at, halves):
     """From when gradients were sent, and how many halves of an all-reduce that is, with the counts."""
+    if NEVER in sent_at:
+        return "not every message is waited for"
     if sent_at == [M + 1]:
         return "everything after the last microbatch"
     if halves > 1.5 * M:
@@ -112,6 +117,11 @@ def accumulate_shard(microbatches, group):
 
 def shard_of(whole):
     return whole.chunk(dist.get_world_size())[dist.get_rank()]
+
+
+def of_an_all_reduce(gradient):
+    dist.all_reduce(gradient, async_op=True)
+    return shard_of(gradient)
 
 
 def in_the_background(microbatches, group, most=1):
@@ -200,6 +210,10 @@ comm.all_reduce(torch.tensor(tokens), group) => (comm.all_reduce(torch.tensor(to
 returns comm.all_gather(result, group)
     You return the full gradient: under ZeRO-2 each rank keeps its shard alone.
         Return the [k/n] elements of this rank.
+in what was sent:
+comm.reduce_scatter(gradient_of_sum, group) => of_an_all_reduce(gradient_of_sum)
+    Not every message is waited for: its tensor may be read while bytes still arrive.
+        Call wait() before you add the shard.
 in all:
 comm.reduce_scatter(gradient_of_sum, group) => gradient_of_sum
 return shard => return comm.reduce_scatter(shard, group)
