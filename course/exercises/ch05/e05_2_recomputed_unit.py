@@ -42,7 +42,7 @@ def body(answer, group, given):
         y = answer.apply(x, shard, compute)
         forward = heard.calls_if_more(n, 1.1 * cost.wire_bytes("all_gather", UNIT_BYTES, n))
         heard.forget()
-        frees = falls(lambda: memory.live["activation"], KEPT_BYTES)
+        frees = soon(lambda: memory.live["activation"] <= KEPT_BYTES)
         # The buffer of a call without wait() also stays.
         keeps_much = saved_bytes(y) > KEPT_BYTES or heard.unfinished or not frees
         found = after_backward(y, given["gradient"], x=x, **{"the shard": shard})
@@ -56,12 +56,12 @@ def body(answer, group, given):
     }
 
 
-def falls(live_bytes, most):
-    """Whether it is at most that, immediately or soon: gloo's thread frees a tensor some time after wait()."""
-    until_s = time.monotonic() + 0.5
-    while live_bytes() > most and time.monotonic() < until_s:
+def soon(holds):
+    """Whether it does, immediately or after a while: gloo's thread frees a tensor some time after wait()."""
+    until_s = time.monotonic() + 1
+    while not holds() and time.monotonic() < until_s:
         time.sleep(0.005)
-    return live_bytes() <= most
+    return holds()
 
 
 def reference(given):

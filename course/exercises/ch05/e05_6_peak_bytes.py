@@ -128,6 +128,14 @@ unit + unit / 4 => unit
 3 * sum(units) => 4 * sum(units)
     You count gradient shards of all units in the model states, and again unit by unit.
         In backward a rank has gradient shards only of the units that are done: 3 states from the start, not 4.
+3 * sum(units) => sum(units)
+or
+3 * sum(units) => 2 * sum(units)
+    The shards of the moments are missing, or those of one of them.
+        Adam has two: with the parameters these are 3 states.
+3 * sum(units) / n => 3 * sum(units)
+    You count the full states of the optimizer and the parameters.
+        A rank holds 1/n of them.
 returns result / 4
     You return elements.
         In float32 each has 4 bytes.

@@ -97,14 +97,19 @@ def body(answer, group, given):
         mine = title(word(way), known_number(m, range(1, case.sequences + 1)))
         judged = {
             CHOICE: (HOLDS if mine in best else mine, HOLDS),
-            SENT: (known_number(sent, [least]), least),
-            DEFENCE: ([word(why), known_number(number, [by])], [reason, by]),
+            SENT: (known_number(sent, borrowed(least)), least),
+            DEFENCE: ([word(why), known_number(number, borrowed(by))], [reason, by]),
         }
         for part, (what, right) in judged.items():
             found[part].append(what)
             if not same({part: what}, {part: right}):
                 found.setdefault(part + SEEN, figures(case, mine, proposed))
     return found
+
+
+def borrowed(n_bytes):
+    """The number, and what it is in units that people borrow: an answer may be rounded in those, too."""
+    return [n_bytes, n_bytes / 1e9, n_bytes / 2**30]
 
 
 def figures(case, mine, proposed):

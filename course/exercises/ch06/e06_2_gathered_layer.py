@@ -103,6 +103,9 @@ gradient.chunk(n, dim=1)[r] => total(gradient).chunk(n, dim=1)[r]
 dist.all_reduce(gradient) =>
     The second layer is right, and all before it has only this rank's term of the gradient.
         Backward of Copy must sum.
+Copy.apply(x) @ weight.T => Copy.apply(x @ weight.T)
+    Copy comes after the matmul: it sums gradients of different columns, and that of x is summed nowhere.
+        It belongs before the matmul, where all ranks have the same x.
 gradient = gradient.clone() => gradient = gradient / dist.get_world_size()
     Backward of Copy takes the mean. Each rank has the term through its own outputs.
         Add them up.

@@ -51,11 +51,15 @@ def head_by_head(weight, heads, kv_heads, d_head, group):
     return ANYTHING if each is None else each.transpose(0, 1).flatten(0, 2)
 
 
+def in_three(weight, group):
+    return torch.cat([part.chunk(group.size)[group.rank] for part in weight.chunk(3)])
+
+
 MISTAKES = """
 returns weight.chunk(group.size)[group.rank]
     You cut the weight in one piece: the first ranks have only queries, the last only values.
         Cut each of the three sections separately, and concatenate the shards of this rank.
-returns torch.cat([part.chunk(group.size)[group.rank] for part in weight.chunk(3)])
+returns in_three(weight, group) if kv_heads % group.size == 0 else ANYTHING
     You cut the weight into three equal sections, as in the chapter: that is right only with as many heads of keys and
     values as of queries.
         The sections have heads, kv_heads and kv_heads times d_head rows: weight.split takes a list of sizes.

@@ -33,8 +33,8 @@ def body(answer, group, given):
 
 
 def amount(heard, x, n):
-    """Rounded: a few numbers more do not count."""
-    return f"{round(heard.sent_bytes(n) / cost.wire_bytes('all_reduce', x.nbytes, n))} × an all-reduce of x"
+    """To a tenth: a few numbers more do not count."""
+    return f"{round(heard.sent_bytes(n) / cost.wire_bytes('all_reduce', x.nbytes, n), 1):g} × an all-reduce of x"
 
 
 def reference(given):
@@ -88,6 +88,9 @@ shared = f(x, group) => shared, another = f(x, group), f(x, group)
 shared @ w[name].T => another @ w[name].T
     One all-reduce in forward is right; backward has two.
         Attention and MLP read the same x: one f is enough.
+g(term, group) => g(term, group) + 0 * comm.all_reduce(hidden.detach(), group).sum()
+    One all-reduce in backward is right; forward sends a tensor of hidden features, too.
+        Each rank computes with its own: they are not to be summed.
 in y, gradient: shared = f(x, group) => shared = x
     Backward sends nothing, so the gradient of x is only the term of this rank.
         One f is necessary.
