@@ -17,7 +17,9 @@ EMPTY, BORDERS, UNEVEN = "a stage without a layer", "where stages begin or end",
 
 
 def inputs(generator, n):
-    _, _, squares, count, rest, below, above, headless, front, turned = (m.wrong.load() for m in EXERCISE.mistakes)
+    _, _, squares, count, rest, below, above, nearest, headless, front, turned = (
+        m.wrong.load() for m in EXERCISE.mistakes
+    )
     always_wrong = [squares, count, rest, turned]
 
     def costs(count):
@@ -34,7 +36,7 @@ def inputs(generator, n):
             if apart and all(len(cut) == 4 and most_expensive(cut, case) > least for cut in cuts):
                 return case
 
-    plain = [telling([*always_wrong, below, above], (0, 1)) for _ in range(2)]  # which people fill in or not
+    plain = [telling([*always_wrong, below, above, nearest], (0, 1)) for _ in range(2)]  # which people fill in or not
     headed = [telling([*always_wrong, headless, front], (15, 45)) for _ in range(2)]
     heavy = costs(6)
     return [{"cases": [*plain, *headed, (heavy, 2 * sum(heavy), 3), (costs(5), 7, 1), (costs(4), 2, 4)]}]
@@ -156,6 +158,16 @@ def filled(is_full):
     return program
 
 
+def at_the_shares(costs, head, num_stages):
+    """Each boundary where the sum so far is nearest to k/p of all."""
+    sums, borders = [sum(costs[:k]) for k in range(len(costs) + 1)], [0]
+    for k in range(1, num_stages):
+        left = range(borders[-1] + 1, len(costs) - num_stages + k + 1)
+        share = (sums[-1] + head) * k / num_stages
+        borders.append(min(left, key=lambda border: abs(sums[border] - share)))
+    return [end - begin for begin, end in pairwise([*borders, len(costs)])]
+
+
 MISTAKES = """
 in without a head:
 returns [sum(result[:k]) for k in range(1, num_stages + 1)]
@@ -189,6 +201,11 @@ filled(lambda work, cost, mean: work + cost > mean)
 filled(lambda work, cost, mean: work >= mean)
     You fill each stage until it has the mean, so each takes up to a layer too much, and the last gets the rest. A
     boundary that looks good from the left may be bad for the rest.
+        Look at all stages together.
+
+at_the_shares
+    You put each boundary where the sum of the costs is nearest to its share of the total, k/p. Two boundaries that are
+    each a little off may meet at one stage.
         Look at all stages together.
 
 in without the head:

@@ -59,8 +59,7 @@ def body(answer, group, given):
         elif "NoneType" in str(error) or "does not require grad" in str(error):
             error.add_note(LEAF)
         raise
-    neighbours = (group.rank > 0) + (group.rank < group.size - 1)
-    nbytes = given["inputs"][0].nbytes
+    neighbours, nbytes = (group.rank > 0) + (group.rank < group.size - 1), given["inputs"][0].nbytes
     more = heard.sent_bytes(group.size) > neighbours * MICROBATCHES * nbytes
     merged = any(n_bytes > nbytes for _, n_bytes in heard.sent)
     unchanged = all(torch.equal(p, given[name]) for name, p in stage.named_parameters())
@@ -230,8 +229,6 @@ one_f_one_b
 in what a send holds up:
 sends.append(dist.isend(y.detach().contiguous(), rank + 1)) => dist.send(y.detach().contiguous(), rank + 1)
 or
-sends.append(dist.isend(y.detach().contiguous(), rank + 1)) => dist.isend(y.detach().contiguous(), rank + 1).wait()
-or
 sends.append(dist.isend(x.grad, rank - 1)) => dist.send(x.grad, rank - 1)
 or
 sends.append(dist.isend(y.detach().contiguous(), rank + 1)) => dist.send(y.detach().contiguous(), rank + 1)
@@ -283,8 +280,11 @@ x.grad => torch.autograd.grad(y, x.output, of_y)[0].contiguous()
         The previous stage needs that of the tensor it sent: of your *input*.
 x = torch.empty_like(x) => came = torch.empty_like(x)
 dist.recv(x, rank - 1) => dist.recv(came, rank - 1)
-    The tensor that was received is not used: each stage computes with its inputs.
-        Only the first stage takes those; on the others they show the shape of the tensor that comes.
+or
+dist.isend(y.detach().contiguous(), rank + 1) => dist.isend(x.detach(), rank + 1)
+    Each stage computes with the inputs of the first: the tensor that was received is not used, or it is not the output
+    that was sent.
+        Only the first stage takes the inputs; on the others they show the shape of the tensor that comes.
 x = torch.empty_like(x) => x = kept[0][0] if kept else torch.empty_like(x)
 x.grad => x.grad.clone()
 or
@@ -309,6 +309,9 @@ or lambda *given: sends_at_the_end(*given, forward=False)
     You compute the next microbatch before you send the last one: the neighbour could compute meanwhile, and waits.
         Start each send right after its tensor is computed, inside the loop.
 in gradient:
+.mean() / len(inputs) => .sum() / len(inputs)
+    Your gradients are b · D times too large: you add up the squares of a microbatch.
+        The loss is the mean over all elements.
 .mean() / len(inputs) => .mean()
     Your gradients are m times too large.
         The loss is the mean over the batch, so each microbatch counts 1/m.

@@ -58,6 +58,8 @@ min(count, num_ranks - rank) => min(count, num_ranks)
     Under 1F1B you keep all microbatches, as under GPipe.
         A rank runs the first backward long before the last forward.
 if schedule == "1F1B": => if True:
+or
+count = num_microbatches => count = min(num_microbatches, num_ranks)
     Under GPipe some rank of yours keeps fewer than all microbatches.
         A rank runs backward only after all forwards, also the last rank.
 min(count, num_ranks - rank) => num_ranks - rank

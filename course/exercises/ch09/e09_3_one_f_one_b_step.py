@@ -184,6 +184,10 @@ in order of work:
 min(last - rank, m), [] => m, []
     The order is that of GPipe: all forwards, then all backwards, so every rank keeps all m microbatches.
         Only the warmup runs ahead. From then on run a backward after each forward.
+min(last - rank, m), [] => 0, []
+    There is no warmup: each microbatch goes down and up again before the next one starts, so one rank computes at a
+    time.
+        Begin with p - 1 - r forwards on rank r.
 min(last - rank, m), [] => min(last - rank + 1, m), []
     Your warmup is one forward too long, so a rank keeps one microbatch more than 1F1B needs.
         The first forward of the steady state comes on top of the warmup: rank r begins with p - 1 - r.
@@ -216,8 +220,11 @@ y.backward(gradient) => x.grad = torch.autograd.grad(y, x, gradient)[0]
     .grad.
         Let y.backward(gradient) do both.
 x = comm.recv(torch.empty_like(x), group, rank - 1).wait() => comm.recv(torch.empty_like(x), group, rank - 1).wait()
-    The tensor that was received is not used: each stage computes with its inputs.
-        Only the first stage takes those; on the others they show the shape of the tensor that comes.
+or
+comm.send(y.detach(), group, rank + 1) => comm.send(x.detach(), group, rank + 1)
+    Each stage computes with the inputs of the first: the tensor that was received is not used, or it is not the output
+    that was sent.
+        Only the first stage takes the inputs; on the others they show the shape of the tensor that comes.
 kept.append((x, y)) => kept.append((x, y if rank == last else (y - targets[k]).square().mean() / m))
 torch.empty_like(y) => torch.empty_like(x)
 y.backward(gradient) => y.backward()
