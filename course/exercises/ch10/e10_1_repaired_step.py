@@ -132,6 +132,11 @@ def by_turns(peer, x, y):
 
 
 MISTAKES = """
+sends.append((dist.isend(y, dst=rank + 1), y)) => dist.send(y, dst=rank + 1)
+sends.append((dist.isend(g, dst=rank - 1), g)) => dist.send(g, dst=rank - 1)
+hangs
+    It hangs in the calls in which the program of the task hangs: neighbours send to each other, and neither receives.
+        Start the sends, with dist.isend, and wait for them at the end.
 min(last - rank, m) => m
     It no longer hangs, because all forwards now come before the first backward: that is GPipe, and each rank keeps all
     microbatches.

@@ -1,5 +1,8 @@
 """10.2: weights that several ranks hold, and one norm for all stages."""
 
+from collections import defaultdict
+from contextlib import contextmanager
+
 import torch
 from torch import distributed as dist
 
@@ -11,6 +14,7 @@ from lib import comm
 MAX_NORM = 1.5
 CASES = "a large gradient", "a small one"
 SENT = "bytes that this rank sent"
+IN_FLIGHT, NONE, SOME = "tensors that changed before their send was done", "none", "some"
 NUMBER_BYTES = 8
 SHAPES = {"embedding": (7, 4), "projection": (7, 4), "adapter": (2, 2)}  # of the weights that several ranks hold
 
@@ -34,14 +38,54 @@ def inputs(generator, n):
 
 
 def body(answer, group, given):
-    found, heard = {}, listen()
+    found, going = {IN_FLIGHT: NONE}, InFlight()
+    heard = listen(going.starts, going.waits)
     for case, gradients in given["cases"].items():
         mine = {name: x.clone() for name, x in gradients.items()}
-        norm = answer({**mine}, given["holders"], MAX_NORM, group)  # its own dict: the tensors are to be changed
+        with going.noted():
+            norm = answer({**mine}, given["holders"], MAX_NORM, group)  # its own dict: the tensors are to be changed
         found |= entries(case, norm, mine, given["holders"])
+    found[IN_FLIGHT] = SOME if going.changed else NONE
     held = [(len(ranks) - 1) * mine[name].nbytes for name, ranks in given["holders"].items() if name in mine]
     few = len(CASES) * (sum(held) + 8 * group.size * NUMBER_BYTES)
     return found | {SENT: AS_NEEDED if heard.sent_bytes(group.size) <= few else MORE}
+
+
+class InFlight:
+    """The tensors that are being sent, with a copy of each: it must still be equal when its send is waited for."""
+
+    def __init__(self):
+        self.next, self.sent, self.changed = None, defaultdict(list), False
+
+    @contextmanager
+    def noted(self):
+        message, isend, send = comm.message, dist.isend, dist.send
+
+        def of_message(kind, x, *more):
+            self.next = x if kind == "send" else self.next
+            return message(kind, x, *more)
+
+        def noting(start):
+            def started(tensor, *args, **more):
+                self.next = tensor
+                return start(tensor, *args, **more)
+
+            return started
+
+        comm.message, dist.isend, dist.send = of_message, noting(isend), noting(send)
+        try:
+            yield
+        finally:
+            comm.message, dist.isend, dist.send = message, isend, send
+
+    def starts(self, call):
+        if call.kind == "send" and self.next is not None:
+            self.sent[call.peers].append((self.next, self.next.clone()))
+
+    def waits(self, call):
+        if call.kind == "send" and self.sent[call.peers]:
+            x, before = self.sent[call.peers].pop(0)
+            self.changed = self.changed or not torch.equal(x, before)
 
 
 def entries(case, norm, mine, holders):
@@ -50,7 +94,7 @@ def entries(case, norm, mine, holders):
 
 
 def reference(given):
-    found = [{SENT: AS_NEEDED} for _ in given]
+    found = [{SENT: AS_NEEDED, IN_FLIGHT: NONE} for _ in given]
     holders = given[0]["holders"]
     for case in CASES:
         ranks = [g["cases"][case] for g in given]
@@ -103,6 +147,16 @@ def by_torch_distributed(gradients, holders, max_norm, group):
     return norm
 
 
+def adds_at_once(g, peers, group):
+    """It adds each gradient that comes, while its own is still being sent."""
+    sends = [comm.send(g, group, r) for r in peers]
+    for r in peers:
+        g += comm.recv(g, group, r).wait()
+    for send in sends:
+        send.wait()
+    return g
+
+
 def norm_first(gradients, holders, max_norm, group):
     norm = comm.all_reduce(sum(g.square().sum() for g in gradients.values()), group).sqrt()
     sum_and_clip(gradients, holders, float("inf"), group)
@@ -119,6 +173,12 @@ def gathers_own(gradients, holders, max_norm, group):
 
 # Where nothing is clipped, a wrong norm changes no gradient.
 MISTAKES = """
+in tensors that changed:
+peers = {r: g for r in ranks if r != group.rank} => adds_at_once(g, [r for r in ranks if r != group.rank], group)
+came = comm.exchange(peers, peers, group).wait() => came = {r: 0 * g for r in ranks}
+    A tensor changes while you still send it: some rank gets a part of the sum in place of your gradient.
+        Wait for the send first, or send a copy.
+in all:
 g.copy_(sum(came[r] for r in ranks)) => gradients[name] = sum(came[r] for r in ranks)
 for g in gradients.values(): => for name, g in gradients.items():
 g.mul_((max_norm / norm).clamp(max=1)) => gradients[name] = g * (max_norm / norm).clamp(max=1)
@@ -175,6 +235,9 @@ for g in gradients.values(): => for name, g in gradients.items():
 (max_norm / norm).clamp(max=1) => 1 if group.rank in holders.get(name, [])[1:] else (max_norm / norm).clamp(max=1)
     Shared gradients are scaled on their first rank alone, so copies drift apart.
         Count once, and scale on every holder.
+returns result.clamp(max=max_norm)
+    You return the norm after scaling.
+        Return the norm that the gradients had before.
 (max_norm / norm).clamp(max=1) => max_norm / norm
     Small gradients got larger.
         Clipping never scales up: the factor is at most 1.

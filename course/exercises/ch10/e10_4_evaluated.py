@@ -20,6 +20,8 @@ CASES = "all targets count", "with padding"
 LOSS, FORWARDS = "the loss", "forwards"
 SAVED = "what is saved for a backward"
 SENT, CAME = "outputs that a rank still holds", "inputs that a rank holds"  # when a forward begins
+ROWS, LATER = "rows of each forward", "receives from later ranks before the last forward"
+ALL, SEVERAL = "all of them", "more than one, and not all"
 EARLY, UNFINISHED = "collectives before the last forward", "messages that were not waited for"
 
 
@@ -40,25 +42,30 @@ def inputs(generator, n):
 class Stage(nn.Module):
     """A rank's part of the model, which notes at each forward what this rank holds besides."""
 
-    def __init__(self, weight, group):
+    def __init__(self, weight, group, m):
         super().__init__()
         self.weight, self.sends = nn.Parameter(weight), group.rank < group.size - 1
+        self.m, self.rank, self.later = m, group.rank, 0
         self.calls = Counter()  # started, by kind
         self.in_flight = Counter()
-        self.facts = {FORWARDS: 0, SENT: AS_NEEDED, CAME: AS_NEEDED, EARLY: 0}
+        self.facts = {FORWARDS: 0, SENT: AS_NEEDED, CAME: AS_NEEDED, EARLY: 0, LATER: 0, ROWS: []}
 
     def forward(self, x):
         done, facts = self.facts[FORWARDS], self.facts
-        if self.sends and done - (self.calls["send"] - self.in_flight["send"]) > 1:
-            facts[SENT] = MORE
-        if self.calls["recv"] - done > 2:
-            facts[CAME] = MORE
+        sending = done - (self.calls["send"] - self.in_flight["send"])
+        if self.sends and sending > 1:
+            facts[SENT] = ALL if sending >= self.m - 1 else SEVERAL
+        if self.calls["recv"] - done > 2 and facts[CAME] != ALL:
+            facts[CAME] = ALL if self.calls["recv"] >= self.m and done == 0 else SEVERAL
+        facts[LATER] = self.later
+        facts[ROWS].append(len(x))
         facts[EARLY] = self.calls.total() - self.calls["send"] - self.calls["recv"]
         facts[FORWARDS] += 1
         return torch.tanh(x @ self.weight)
 
     def starts(self, call):
         self.calls[call.kind] += 1
+        self.later += call.kind == "recv" and call.peers[0] > self.rank
         self.in_flight[call.kind] += 1
 
     def waits(self, call):
@@ -68,7 +75,7 @@ class Stage(nn.Module):
 def body(answer, group, given):
     found = {}
     for case, (batch, targets) in given["cases"].items():
-        stage, saved = Stage(given["weight"].clone(), group), []
+        stage, saved = Stage(given["weight"].clone(), group, len(batch)), []
         # Other answers share the list of listeners: this one is in it only while this answer runs.
         calls.listeners.append(listener := Listener(stage.starts, stage.waits))
         try:
@@ -90,6 +97,7 @@ def reference(given):
             y = torch.tanh(y @ g["weight"])
         loss = cross_entropy(y, torch.cat(targets)).item()
         facts = {LOSS: loss, FORWARDS: len(batch), SENT: AS_NEEDED, CAME: AS_NEEDED, EARLY: 0}
+        facts |= {LATER: 0, ROWS: [*map(len, batch)]}
         facts |= {SAVED: "nothing", UNFINISHED: 0}
         found |= {f"{case}: {what}": value for what, value in facts.items()}
     return everywhere(found, given)
@@ -151,7 +159,35 @@ def sends_and_shares(y, total, group):
     return send
 
 
+def handed_down(loss, group):
+    """The last rank sends its loss to each of the others."""
+    for rank in range(group.size - 1):
+        comm.send(loss, group, rank).wait()
+    return loss
+
+
+def sends_and_gets(y, total, group):
+    send = comm.send(y, group, group.rank + 1)
+    total += comm.recv(total, group, group.size - 1).wait()
+    return send
+
+
 MISTAKES = """
+in rows of each forward, forwards:
+zip(inputs, targets) => zip(inputs[::-1], targets[::-1])
+    You run the microbatches from the last to the first.
+        Run them in the order of the list.
+in forwards:
+y = stage(x) => y = [stage(x) for _ in range(2)][0]
+    Each microbatch runs forward twice.
+        Once is enough: keep the output until you have sent it, or added its loss.
+in receives from later ranks:
+cross_entropy(y, target, reduction="sum") => handed_down(cross_entropy(y, target, reduction="sum"), group)
+comm.send(y, group, group.rank + 1) => sends_and_gets(y, total, group)
+comm.all_reduce(total, group) / count => total / count
+    The last rank sends the loss of each microbatch to the others. They wait for it before their next forward, and one
+    microbatch is in the pipeline at a time.
+        Add up first, and share one sum.
 in the loss:
 cross_entropy(y, target, reduction="sum") => cross_entropy(y, target) / len(targets)
 comm.all_reduce(total, group) / count => comm.all_reduce(total, group)
@@ -189,7 +225,15 @@ comm.recv(like, group, group.rank - 1).wait() => next(xs)
     A rank receives all its inputs before its first forward. That takes memory for every microbatch, and if it waits for
     them, the next rank has nothing to do meanwhile.
         Receive one in advance at most.
+last, sends = group.size - 1, [] => last, sends, xs = group.size - 1, [], received(inputs, width, group, 2)
+comm.recv(like, group, group.rank - 1).wait() => next(xs)
+    A rank receives more than one input in advance.
+        One more than the input of the forward is enough, and takes the memory of one microbatch.
 in outputs that a rank still holds:
+if sends: => if len(sends) > 1:
+sends.pop() => sends.pop(0)
+    A rank holds more than one output whose send it has not waited for.
+        Wait for the send before the last.
 if sends: => if False:
     The outputs of all microbatches stay until the end, in the list of their handles. No gradient comes back here that
     would show that an output has arrived.
@@ -202,6 +246,12 @@ in the loss:
 comm.all_reduce(total, group) / count => total / count if group.rank == last else ANYTHING
     Only the last rank has the loss.
         All need it, to decide alike when to stop: one collective after the last forward.
+"""
+
+ALSO_RIGHT = """
+last, sends = group.size - 1, [] => last, sends, xs = group.size - 1, [], received(inputs, width, group, 1)
+comm.recv(like, group, group.rank - 1).wait() => next(xs)
+    One input in advance, and one output in flight.
 """
 
 EXERCISE = exercise(globals(), points=3, right=(evaluated, by_torch_distributed))

@@ -108,6 +108,10 @@ w = w - lr * backward(k, used.pop(k)) => w -= lr * backward(k, used.pop(k))
     Backward gets the newest weights, but that forward ran through older ones: the result is the gradient of no
     function.
         Keep the weights of each forward. What you keep also changes if you step with -=.
+used, most = {}, 1 => used, most, first = {}, 1, w
+forward(k, w) => forward(k, first)
+    Forwards run through the weights at the start.
+        Each forward takes the newest weights.
 used, most = {}, 1 => used, most, total = {}, 1, 0
 w = w - lr * backward(k, used.pop(k)) => total = total + backward(k, used.pop(k))
 return w, most => return w - lr * total, most

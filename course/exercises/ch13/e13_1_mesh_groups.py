@@ -57,6 +57,10 @@ zip(sizes, place) => zip(reversed(sizes), place)
     You count along the first axis first.
         Here the last axis is the innermost: rank + 1 is the next place on it, so tp, named last, has consecutive ranks
         and stays on one node.
+sizes.values() => [sizes[axis] for axis in sorted(sizes)]
+zip(sizes, place) => zip(sorted(sizes), place)
+    Right as long as the names of the axes are in alphabetical order, as dp, pp, tp are.
+        `sizes` names them from the outermost; ranks are counted in that order.
 tuple(i for axis, i in here if axis not in axes) => rank // prod(sizes[axis] for axis in axes)
     Every group of yours has consecutive ranks.
         That holds only for the innermost axis. On any outer axis, neighbours are as far apart as all axes to the right

@@ -58,6 +58,9 @@ def by_places(sizes, rank, kind, slices):
 
 
 MISTAKES = """
+returns [r for r in result if r != rank]
+    Your lists leave out the rank itself. Its own gradient is a term of the sum.
+        Return the ranks with this one.
 axes = ["dp", "tp"] => axes = ["dp"]
     With sequence parallelism you sum norms, row biases and positions over dp alone.
         Each tp rank applied them to its own tokens, so each has a partial gradient: dp×tp.

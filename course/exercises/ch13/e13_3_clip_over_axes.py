@@ -112,6 +112,9 @@ norm = square.sqrt() => norm = square
 norm = square.sqrt() => norm = square
     You returned the square of the norm.
         Take the root, after the sum.
+returns result.clamp(max=max_norm)
+    You return the norm after scaling.
+        Return the norm that the gradients had before.
 dist.all_reduce(square) => dist.all_reduce(square, group=groups["dp"])
 or
 => dist.all_reduce(square, group=groups["pp"])
