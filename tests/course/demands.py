@@ -52,7 +52,8 @@ class Demand:
 
     @property
     def is_strict(self) -> bool:
-        return bool(STRICT.search(self.sentence))
+        """Not where to read: a section may have such a word in its title."""
+        return bool(STRICT.search(self.sentence)) and not self.sentence.startswith("From the section")
 
 
 @cache

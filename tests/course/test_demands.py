@@ -32,6 +32,7 @@ def test_a_text_is_taken_apart_into_sentences():
     said = ["See a page, e.g. one.", "`x` is *two*:", "A point.", "It goes on.", "$m$ more, at most 3."]
     assert demands.sentences(text) == [*said, "[block] rank 0", "The end."]
     assert [Demand(one).is_strict for one in said] == [False] * 4 + [True]
+    assert not Demand("From the section Before the run.").is_strict
 
 
 @pytest.mark.parametrize("chapter", CHAPTERS)

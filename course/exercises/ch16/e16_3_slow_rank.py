@@ -123,7 +123,16 @@ sum(waits) => max(waits)
 in calls.values() => in [s for s in calls.values() if len(s) > 2]
     You look only at the calls of all ranks.
         Most of the waiting is in smaller groups, before.
-return rank, waited[rank] => return rank, waited[rank] / times[rank]
+return rank, waited[rank] => return rank, sum(waited.values())
+    You add up the waits for all ranks.
+        Count the collectives to which the slow rank comes last.
+=> return rank, sum(s - of[rank] for of in calls.values() if rank in of for s in of.values())
+    You add up over all collectives of the slow rank. To some of them another rank comes last.
+        Count those to which it comes last itself.
+=> return rank, sum(of[rank] - min(of.values()) for of in calls.values() if rank in of)
+    That is how long the slow rank waits for others.
+        Add up how long the others wait for it.
+=> return rank, waited[rank] / times[rank]
     That is the mean of its calls.
         Return the sum.
 """

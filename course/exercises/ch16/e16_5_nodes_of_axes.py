@@ -70,6 +70,18 @@ or most = max(most, len(nodes)) => most = min(most or world, len(nodes))
 len(nodes)) => len(group))
     You count the ranks of a group.
         Count the nodes on which they are.
+stride *= size =>
+    You count along neighbouring ranks for every axis.
+        On the last axis neighbours are 1 apart; on each axis before, the product of the sizes after it.
+returns {axis: number - 1 for axis, number in result.items()}
+    You count how often a group crosses from a node to another.
+        Return on how many nodes it is: 1, if it stays inside.
+returns list(result.values())
+    You return numbers without the names of their axes.
+        Return a dict: axis to number.
+returns [*result.values()][::-1]
+    You return numbers without the names of their axes, the last axis first.
+        Return a dict: axis to number.
 returns {axis: number > 1 for axis, number in result.items()}
     You return whether an axis crosses nodes.
         Return on how many nodes a group is.

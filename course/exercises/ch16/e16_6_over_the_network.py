@@ -53,6 +53,12 @@ def one_for_both():
     return both, tuple(both), 0.78, 0.027
 
 
+ALSO_RIGHT = """
+Layout4D(2, 1, 1, 8, rows=2, sequence_parallel=True) => Layout4D(1, 1, 1, 16, rows=2, zero=3)
+Layout4D(tp=1, cp=1, pp=2, dp=8, stages_per_rank=5) => Layout4D(2, 1, 2, 4, 1, 4, 0, sequence_parallel=True)
+    Both are nearly 3% slower than the best.
+"""
+
 MISTAKES = """
 returns result[:2]
     Return four things: two layouts, and two numbers.
@@ -64,6 +70,18 @@ returns ({}, *result[1:])
 Layout4D(2, 1, 1, 8, rows=2, sequence_parallel=True) => Layout4D(4, 1, 1, 8)
     Eight cards: the degrees do not multiply to 16 GPUs.
         tp · pp · dp = 16.
+=> Layout4D(1, 1, 16, 1)
+    Eight cards: the layers cannot be shared out evenly among the stages.
+        40 layers, or 42 with embedding and head, divided by pp · stages_per_rank.
+=> Layout4D(2, 1, 1, 8, rows=3, sequence_parallel=True)
+    Eight cards: the sequences cannot be shared out evenly.
+        32 sequences, divided by dp · rows.
+=> Layout4D(2, 1, 1, 8, stages_per_rank=2, sequence_parallel=True)
+    Eight cards: several stages per rank need a pipeline, and a multiple of pp microbatches.
+        32 / (dp · rows) microbatches, divided by pp.
+=> Layout4D(2, 1, 1, 8, zero=3, sequence_parallel=True)
+    Eight cards: your layout has ZeRO-3 next to tp or a pipeline, and the planner refuses that.
+        ZeRO-3 gathers whole parameters: here it goes with dp alone.
 => Layout4D(16, 1, 1, 1, sequence_parallel=True)
     Eight cards: tp reaches over both nodes. It sums activations several times in each layer, and everybody waits.
         Keep tp inside a node.
@@ -74,12 +92,19 @@ Layout4D(2, 1, 1, 8, rows=2, sequence_parallel=True) => Layout4D(4, 1, 1, 8)
     Eight cards: states fit, activations do not.
         Smaller stages, a smaller microbatch or sequence parallelism keep less.
 => Layout4D(8, 1, 1, 2, sequence_parallel=True)
-    Eight cards: your matmuls take longer, because tp cuts them into thin ones, or you recompute.
+    Eight cards: your matmuls take longer: tp cuts them into thin ones, you recompute, or one stage has more work.
         Nothing forces you here: choose the smallest tp with which the model fits.
-=> Layout4D(1, 1, 2, 8)
+=> Layout4D(4, 1, 1, 4, rows=4, sequence_parallel=True)
+    Eight cards: the sums of tp take longer.
+        Fewer ranks of tp sum less. Choose the smallest tp with which the model fits.
+=> Layout4D(2, 1, 2, 4, stages_per_rank=10, zero=0, sequence_parallel=True)
+    Eight cards: the optimizer takes longer, because without ZeRO-1 each replica steps with all parameters of its stage.
+        ZeRO-1 divides this work over dp, and sends no more.
+=> Layout4D(1, 1, 2, 8, stages_per_rank=5)
+or Layout4D(2, 1, 1, 8, rows=2, sequence_parallel=True) => Layout4D(1, 1, 2, 8)
     Eight cards: it fits, and the bubble is too long.
         Several stages per rank shorten it. Without stages there is none.
-=> Layout4D(1, 1, 1, 16, zero=3)
+Layout4D(2, 1, 1, 8, rows=2, sequence_parallel=True) => Layout4D(1, 1, 1, 16, zero=3)
     Eight cards: you send the parameters of every microbatch.
         ZeRO-3 gathers them anew for each. Fewer and larger microbatches help, or ZeRO-1 with tp.
 
@@ -90,6 +115,18 @@ returns (result[0], {}, *result[2:])
 Layout4D(tp=1, cp=1, pp=2, dp=8, stages_per_rank=5) => Layout4D(4, 1, 1, 8)
     One card: the degrees do not multiply to 16 GPUs.
         tp · pp · dp = 16.
+=> Layout4D(1, 1, 16, 1)
+    One card: the layers cannot be shared out evenly among the stages.
+        40 layers, or 42 with embedding and head, divided by pp · stages_per_rank.
+=> Layout4D(2, 1, 1, 8, rows=3, sequence_parallel=True)
+    One card: the sequences cannot be shared out evenly.
+        32 sequences, divided by dp · rows.
+=> Layout4D(2, 1, 1, 8, stages_per_rank=2, sequence_parallel=True)
+    One card: several stages per rank need a pipeline, and a multiple of pp microbatches.
+        32 / (dp · rows) microbatches, divided by pp.
+=> Layout4D(2, 1, 1, 8, zero=3, sequence_parallel=True)
+    One card: your layout has ZeRO-3 next to tp or a pipeline, and the planner refuses that.
+        ZeRO-3 gathers whole parameters: here it goes with dp alone.
 => Layout4D(16, 1, 1, 1, sequence_parallel=True)
     One card: tp reaches over both nodes, and all its sums go through one card.
         Keep tp inside a node.
@@ -105,11 +142,22 @@ Layout4D(tp=1, cp=1, pp=2, dp=8, stages_per_rank=5) => Layout4D(4, 1, 1, 8)
 => Layout4D(1, 1, 2, 8)
     One card: the right axis crosses, and the bubble is too long.
         Several stages per rank shorten it. They send more, and that is still little.
+=> Layout4D(1, 1, 2, 8, stages_per_rank=7)
+or
 => Layout4D(8, 1, 2, 1, sequence_parallel=True)
-    One card: the right axis crosses, but your matmuls take longer: tp cuts them into thin ones, or you recompute.
-        Inside the node dp is free to be large.
+    One card: your matmuls take longer: tp cuts them into thin ones, you recompute, or one stage has more work.
+        With a pipeline between the nodes dp is free to be large inside, and stages of equal work are best.
+=> Layout4D(2, 1, 2, 4, stages_per_rank=10, sequence_parallel=True)
+    One card: the messages between stages take longer.
+        Each further stage of a rank sends as much again through the card: fewer stages per rank send less.
+=> Layout4D(2, 1, 2, 4, stages_per_rank=5, zero=0, sequence_parallel=True)
+    One card: the optimizer takes longer, because without ZeRO-1 each replica steps with all parameters of its stage.
+        ZeRO-1 divides this work over dp.
 
 in seconds of gradients and parameters:
+returns (*result[:2], 1000 * result[2], result[3])
+    Gradients: that is in milliseconds.
+        Return seconds.
 * (2 - 1) / 2 / 50e9 => * (2 - 1) / 2 / 8 / 50e9
     Gradients: that is what one GPU would send through a card of its own.
         Eight GPUs share the card, and each has an eighth of the parameters.
@@ -130,9 +178,15 @@ in seconds of gradients and parameters:
         A reduce-scatter of gradients, 4 bytes each, then an all-gather of parameters, 2 bytes each.
 
 in seconds of activations:
+returns (*result[:3], 1000 * result[3])
+    Activations: that is in milliseconds.
+        Return seconds.
 32 * 4096 * 5120 * 2 => 4 * 4096 * 5120 * 2
     Activations: those are the sequences of one replica.
         Eight replicas are in the first node, and they share its card.
+=> 32 * 5120 * 2
+    Activations: that is one token of each sequence.
+        A sequence has 4096 tokens, and each of them crosses.
 => 4096 * 5120 * 2
     Activations: that is one sequence.
         In a step 32 of them cross.
