@@ -3,11 +3,12 @@
 import re
 
 import pytest
+import torch
 
 from book.figures.museum import FALSE_ALARM, NOT_HERE, SILENT, UNWRITTEN, Exhibit, elsewhere, rooms
 from course.check.catalogue import EXERCISES
 from course.check.judge import judge
-from course.museum.room import MOST_LINES, RunSeen
+from course.museum.room import MOST_LINES, SEEDS, RunSeen
 from lib.launch import run
 from lib.mesh import Mesh, MeshShape
 from tests.book.test_repository import tool
@@ -21,7 +22,8 @@ TOLD = re.compile(rf"\[[^\]]+\]\(https://[^)]+\),(?: commit [0-9a-f]+, in| {'| '
 def test_a_room_is_in_form(room):
     healthy, *sick = room.programs
     assert len(healthy.text.splitlines()) <= MOST_LINES
-    assert sick, "a room without a sick program"
+    assert len(sick) > 1, "a check that looks at one place could pass: no second sick program"
+    assert len({*room.where}) == len(sick) - 1 and room.demand.startswith("It must find ")
     assert all(one.text != healthy.text for one in sick)
     assert TOLD.search(room.source), "the thread with its link, and the month"
     assert len(room.guesses) == 4
@@ -49,12 +51,25 @@ def test_a_check_must_fire_and_must_not_disturb():
         "fires on every run": lambda run: True,
         "disturbs healthy ones": lambda run: gradients_differ(run) or run.layout == {"dp": 3},
         "misses a sick one": lambda run: gradients_differ(run) and run.layout != {"dp": 3},
+        "disturbs healthy runs, and misses": lambda run: run["loss"] > 2,
         "dp 4, seed": lambda run: "the third layout" if run.layout == {"dp": 4} else "",  # what it says is shown
     }
     verdicts = judge(EXERCISES["15.4"], [*checks.values()], seed=1)
     hints = [case.hint for (case,) in verdicts]
     assert hints[0] == ""
     assert [told for told, hint in zip(checks, hints, strict=True) if told not in hint] == []
+
+
+@pytest.mark.parametrize("id", ROOMS)
+def test_the_healthy_runs_have_three_seeds_in_a_row_and_so_have_those_of_each_sick_program(id):
+    """What a program draws by `seed % 3` is there with all three values: no constant divides healthy from sick."""
+    runs = dict(EXERCISES[id].inputs(torch.Generator().manual_seed(1), 1)[0]["runs"])
+    seeds = {seen.seed for seen in runs.values()}
+    assert len(seeds) == max(seeds) - min(seeds) + 1 == SEEDS
+    for kind in {name.partition(":")[0] for name in runs}:
+        mine = [(tuple(seen.layout.items()), seen.seed) for name, seen in runs.items() if name.startswith(f"{kind}:")]
+        assert {seed for _, seed in mine} == seeds and len({layout for layout, _ in mine}) == 3
+        assert len({*mine}) == len(mine) == (9 if kind.startswith("silent") else 3)
 
 
 PLANNED = {one: room for one, room in ROOMS.items() if room.planned}

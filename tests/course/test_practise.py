@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from course.check import find
+from course.check.judge import judge
 from course.practise import sick_run
 from course.practise.__main__ import main
 from course.practise.answers import HALF, RIGHT, WRONG, verdict_on
@@ -331,6 +332,15 @@ def test_a_hint_says_where_to_look_and_never_what_it_is():
         assert true not in said.replace(CAUSES[named].shows, "")
     said = verdict_on(TWO, [TWO[0]])[1]
     assert "second cause" in said and "slow-rank" not in said
+
+
+def test_one_cause_twice_is_no_answer_and_its_name_may_be_written_in_any_case():
+    one = find("15.1")
+    ((name, place),) = drawn_case("15.1").sickness
+    answers = [{name: place}, {name.upper(): [place]}, {name.upper(): place, name: place}, {name: place, "?": place}]
+    cases = judge(one, [lambda answer=answer: answer for answer in answers], seed=1)
+    hints = [case.hint for (case,) in cases]
+    assert hints[:2] == ["", ""] and "several causes" in hints[2] and "a key that is not" in hints[3]
 
 
 @pytest.mark.parametrize(
