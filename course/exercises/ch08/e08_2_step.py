@@ -327,7 +327,6 @@ total += y.item() => total = y.item()
         Add up the losses of all.
 in the loss:
 hands_the_loss_round
-or return total if rank == last else None => return total
     Every rank returns the loss.
         Only the last rank has it: return None on the others. No rank has to send it.
 in all:
