@@ -1,5 +1,9 @@
 """16.4: three dumps of PyTorch's flight recorder: the rank at fault, the call, and the kind of fault."""
 
+import re
+from dataclasses import replace
+
+from course.check.exercise import several
 from course.check.table import findings
 
 RIGHT = {"A": (2, "tp 5", "late"), "B": (3, "dp 3", "branch"), "C": (1, "tp 5", "order")}
@@ -70,4 +74,30 @@ C kind: "branch"
         It made the second one first.
 """
 
-EXERCISE = findings("16.4", "dumps", "Dump", ("rank", "call", "kind"), RIGHT, MISTAKES, points=3)
+TABLE = findings("16.4", "dumps", "Dump", ("rank", "call", "kind"), RIGHT, MISTAKES, points=3)
+
+
+def body(answer, group, given):
+    """A call may also be written `tp5`, `("tp", 5)`, or as in the dump, with its name behind it."""
+
+    def as_asked():
+        result = answer()
+        rows = several(result, len(RIGHT))
+        if not all(isinstance(row, (list, tuple)) and len(row) == 3 for row in rows):
+            return result
+        return [(rank, spelled(call), kind) for rank, call, kind in rows]
+
+    return TABLE.body(as_asked, group, given)
+
+
+def spelled(call):
+    written = " ".join(map(str, call)) if isinstance(call, (list, tuple)) else call
+    found = isinstance(written, str) and re.match(r"\s*([a-z]+)\W*(\d+)\b", written, re.IGNORECASE)
+    return f"{found[1]} {found[2]}" if found else call
+
+
+def in_other_words():
+    return (2, "tp5", "Late"), [3, ("dp", 3), "branch"], (1, "TP 5 broadcast", " order")
+
+
+EXERCISE = replace(TABLE, body=body, right=(*TABLE.right, in_other_words))
