@@ -39,7 +39,7 @@ def program(mesh, seed):
     tp, dp, generator = mesh.group("tp"), mesh.group("dp"), torch.Generator().manual_seed(seed)
 
     def drawn(*shape):
-        return (0.3, 0.6, 0.2)[seed % 3] * torch.randn(*shape, generator=generator, dtype=torch.float64)
+        return (0.3, 0.6, 0.45)[seed % 3] * torch.randn(*shape, generator=generator, dtype=torch.float64)
 
     x = drawn(6, 8).chunk(dp.size)[dp.rank]
     whole = {"scale": drawn(8), "up": drawn(8, 8), "down": drawn(8, 8), "bias": drawn(8)}
