@@ -17,7 +17,7 @@ Tolerances = Mapping[str, float]  # by a word in the name of a result
 NUMBER_TOLERANCE = 1e-6  # of the number, which may have been computed in any precision
 
 
-def judged(found: Data, part: str = "") -> Data:
+def results_of_part(found: Data, part: str = "") -> Data:
     """The results of a rank that are judged in this part of the exercise: a text for the reader is shown alone."""
     return {name: value for name, value in found.items() if part in name and not name.endswith(SEEN)}
 
@@ -42,7 +42,7 @@ def tolerance_of(name: str, tolerances: Tolerances) -> float:
     return next((found for word, found in tolerances.items() if word in name), TENSOR_TOLERANCE)
 
 
-def close(got: Any, expected: Any) -> bool:
+def same_in_float32(got: Any, expected: Any) -> bool:
     """Whether these are tensors that agree to the six digits of float32, in any dtypes."""
     tensors = isinstance(got, Tensor) and isinstance(expected, Tensor) and expected.is_floating_point()
     return tensors and got.is_floating_point() and _same(got.to(expected.dtype), expected, NUMBER_TOLERANCE)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from course.check.compare import Data, Tolerances, judged
+from course.check.compare import Data, Tolerances, results_of_part
 
 DTYPE = torch.float64
 Shapes = dict[str, tuple[int, ...]]
@@ -56,7 +56,7 @@ class Mistake:
 
     def predicted(self, looks_like: Data, part: str = "") -> Data:
         """Of a rank's results with this mistake, those that it is about, in this part of the exercise."""
-        found = judged(looks_like, part)
+        found = results_of_part(looks_like, part)
         return {name: value for name, value in found.items() if any(word in name for word in self.about)}
 
 

@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 
-from course.check.compare import SEEN, Data, judged, same
+from course.check.compare import SEEN, Data, results_of_part, same
 from course.check.difference import difference, filled
 from course.check.exercise import Exercise, Mistake
 from course.check.listen import THROUGH_COMM
-from course.check.naming import Case, WrongPrograms
+from course.check.naming import CaseRun, WrongPrograms
 from course.check.running import FAIL, TODO, NoAnswer, in_ranks
 from course.check.slips import named_slip
 
@@ -70,7 +70,7 @@ def judge(
         # The output of the learner's prints comes before the verdict, as in any cell.
         outcomes = (returned or in_ranks)(exercise, answers, inputs)
         there = [got for got in outcomes if not isinstance(got, NoAnswer)]
-        cases.append(Case(inputs, _right(exercise, inputs) if there else [], outcomes))
+        cases.append(CaseRun(inputs, _right(exercise, inputs) if there else [], outcomes))
         if all(isinstance(got, NoAnswer) and got.status == TODO for got in outcomes):
             break
     wrong = WrongPrograms(exercise, cases)
@@ -94,7 +94,7 @@ def _outcome(wrong: WrongPrograms, answer: int, at: int, part: str) -> Outcome:
             return got.status, got.hint
         report, _, _ = got.hint.rpartition("\n")  # its last line is what to do, and the mistake's is better
         return got.status, f"{filled(mistake.hint)}\n\n{report}", mistake
-    right = [judged(one, part) for one in case.right]
+    right = [results_of_part(one, part) for one in case.right]
     if all(same(g, r, tolerances) for g, r in zip(got, right, strict=True)):
         line = next((g[THROUGH_COMM] for g in got if g.get(THROUGH_COMM)), "")
         return (FAIL, f"{filled(USES_COMM)}\n  {line}") if line else (PASS,)

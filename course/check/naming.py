@@ -22,7 +22,7 @@ _WAITS: dict[tuple[Mistake, int], str] = {}
 
 
 @dataclass(frozen=True)
-class Case:
+class CaseRun:
     """One number of ranks: the inputs of each, the right results, and what each answer returned.
 
     `right` is empty if no answer returned anything.
@@ -43,7 +43,7 @@ class WrongPrograms:
         cases: as they came out.
     """
 
-    def __init__(self, exercise: Exercise, cases: list[Case]) -> None:
+    def __init__(self, exercise: Exercise, cases: list[CaseRun]) -> None:
         self.exercise, self.cases = exercise, cases
         self.mistakes = [mistake for mistake in exercise.mistakes if not mistake.hangs]
         self.hanging = [mistake for mistake in exercise.mistakes if mistake.hangs]
@@ -110,7 +110,7 @@ class WrongPrograms:
             for got, case in zip(outcomes, self.cases, strict=True)
         )
 
-    def _waits(self, mistake: Mistake, case: Case) -> str:
+    def _waits(self, mistake: Mistake, case: CaseRun) -> str:
         if (key := (mistake, len(case.inputs))) not in _WAITS:
             (looks_like,) = in_ranks(self.exercise, [mistake.wrong], case.inputs)
             _WAITS[key] = looks_like.stuck if isinstance(looks_like, NoAnswer) else ""

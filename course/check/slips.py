@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from course.check.compare import Data, Tolerances, close, same, tensor_pairs
+from course.check.compare import Data, Tolerances, same, same_in_float32, tensor_pairs
 
 BY_DEFAULT = "A new tensor is float32 unless it is told its dtype."
 FACTORS = (-1, 2, 1 / 2, 3, 4, 1 / 4, 8, 1 / 8, 100, 1 / 100, 1e3, 1e-3, 1024, 1 / 1024, 1e6, 1e-6, 1e9, 1e-9)
@@ -56,7 +56,7 @@ def _precision(got: list[Data], expected: list[Data], wrong: Collection[str]) ->
         if name in w
         for pair in tensor_pairs(g.get(name), w[name])
     ]
-    if not found or not all(close(have, right) for _, have, right in found):
+    if not found or not all(same_in_float32(have, right) for _, have, right in found):
         return ""
     for name, have, right in found:
         if have.dtype != right.dtype:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from itertools import islice
 
-from course.check.compare import ANYTHING, SEEN, Data, judged, same
+from course.check.compare import ANYTHING, SEEN, Data, results_of_part, same
 from course.check.edits import Edited
 from course.check.exercise import Exercise, Mistake
 from course.check.judge import PASS, CaseVerdict, judge
@@ -68,8 +68,8 @@ def try_changed(exercise: Exercise, seed: int, count: int) -> Tried:
     def changed(exercise: Exercise, answers: list, inputs: list[Data]) -> list[list[Data] | NoAnswer]:
         found = in_ranks(exercise, answers, inputs)
         for ranks in (one for one in found if not isinstance(one, NoAnswer)):
-            rank = chosen.choice([rank for rank, one in enumerate(ranks) if judged(one)])
-            name = chosen.choice([*judged(ranks[rank])])
+            rank = chosen.choice([rank for rank, one in enumerate(ranks) if results_of_part(one)])
+            name = chosen.choice([*results_of_part(ranks[rank])])
             ranks[rank] = ranks[rank] | {name: f"changed to {chosen.random()}"}
             spoilt.append((inputs, rank, name))
         return found

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from course.check.catalogue import EXERCISES
-from course.check.compare import judged, same
+from course.check.compare import results_of_part, same
 from course.check.exercise import Exercise, Mistake
 from course.check.running import NoAnswer, in_ranks
 from tests.course import demands
@@ -77,7 +77,7 @@ def wrong_results(exercise: Exercise, mistakes: list[Mistake]) -> dict[Mistake, 
                     found[mistake].add("hangs" if got.stuck else got.hint)
                     continue
                 for mine, others in zip(got, right, strict=True):
-                    names = judged(others)
+                    names = results_of_part(others)
                     wrong = (n for n in names if not same(mine, {n: others[n]}, exercise.tolerances))
                     found[mistake] |= set(wrong)
     return found
