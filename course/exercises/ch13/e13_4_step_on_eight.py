@@ -2,6 +2,7 @@
 
 import copy
 import math
+from collections import defaultdict
 from dataclasses import replace
 from functools import cache, partial
 
@@ -193,7 +194,7 @@ def step_on_eight(world, model, inputs, targets, max_norm):
 
 
 def quick_step(world, model, inputs, targets, max_norm):
-    """The same with one microbatch, in modules that wrong programs share, as many of them run after a FAIL."""
+    """The same in few messages, and in modules that wrong programs share: many of them run after a FAIL."""
     mesh, schedule, stages, facts = made_once(world, dp=2, pp=2, tp=2)
     dp, pp, tp = (mesh.group(axis) for axis in ("dp", "pp", "tp"))
     parameters = [fact.parameter for fact in facts]
@@ -208,9 +209,13 @@ def quick_step(world, model, inputs, targets, max_norm):
     loss = partial(vocab_parallel_loss, group=tp, count=count)
     result = execute(schedule, stages, pp, x, y, loss)
 
+    over = defaultdict(list)
     for fact in facts:
-        p = fact.parameter
-        p.grad = comm.all_reduce(p.grad, fact.sum_over)
+        over[fact.sum_over].append(fact.parameter)
+    for group, some in over.items():
+        flat = comm.all_reduce(torch.cat([p.grad.flatten() for p in some]), group)
+        for p, gradient in zip(some, flat.split([p.numel() for p in some]), strict=True):
+            p.grad = gradient.view_as(p)
     squares = [fact.square(fact.parameter.grad) for fact in facts]
     clip([p.grad for p in parameters], squares, world, max_norm)
     optimizer.step()
@@ -241,7 +246,7 @@ dp=2, pp=2, tp=2 => tp=2, pp=2, dp=2
         Leave the mesh as it is in the program.
 in the loss, norms and row biases on tp ranks, the tied embedding on the first and the last stage:
 (targets != -100).sum() => dp.size * (y != -100).sum()
-comm.all_reduce(p.grad, fact.sum_over) => comm.all_reduce(p.grad, dp)
+over[fact.sum_over] => over[dp]
     Both mistakes are still in it.
         One is in the loss: it is not the mean over all tokens that count. The second is in the sums: copies of norms
         and of the tied embedding drift apart.
@@ -253,42 +258,36 @@ in all:
     You divide by all tokens. A target of -100 adds nothing to the loss.
         Divide by the number of tokens that count, of the global batch.
 in weights on dp ranks:
-comm.all_reduce(p.grad, fact.sum_over) => comm.all_reduce(p.grad, tp)
+over[fact.sum_over] => over[tp]
     The two replicas drift apart: cut matrices are not summed over dp, whose ranks processed different sequences.
         Each fact says over which ranks its gradient is a sum: fact.sum_over.
 in norms and row biases on tp ranks, the tied embedding on the first and the last stage:
-comm.all_reduce(p.grad, fact.sum_over) => comm.all_reduce(p.grad, dp)
+over[fact.sum_over] => over[dp]
     Norms drift apart between tp ranks, and the tied embedding between stages: dp alone is not enough for them.
         With sequence parallelism, a norm or a row bias has a partial gradient on each tp rank; the tied embedding has
         one on each of its two stages. Each fact says over which ranks: fact.sum_over.
 in norms and row biases on tp ranks:
-comm.all_reduce(p.grad, fact.sum_over) => comm.all_reduce(p.grad, fact.sum_over if fact.crosses else dp)
+over[fact.sum_over] => over[fact.sum_over if fact.crosses else dp]
     The copies of the tied embedding agree, but norms and row biases drift apart between tp ranks.
         With sequence parallelism each processed its slice of the tokens, so dp×tp is their sum.
 in the tied embedding on the first and the last stage:
-comm.all_reduce(p.grad, fact.sum_over) => comm.all_reduce(p.grad, dp if fact.crosses else fact.sum_over)
+over[fact.sum_over] => over[dp if fact.crosses else fact.sum_over]
     Copies of norms agree, but not those of the tied embedding. Each stage has the gradient of one use.
         Sum over both.
 in the loss:
 return comm.all_reduce(result.loss, dp), facts => return result.loss, facts
     All weights may be right, but each rank returns its own term of the loss.
         The terms add up over dp.
-result.loss => execute(schedule, stages, pp, x, y, loss).loss
-    The loss is that after the step.
-        Return the loss that the forward of the step gave, before the weights changed.
 in after the step:
 clip([p.grad for p in parameters], squares, world, max_norm) =>
     The sums are right, and then nothing is clipped.
         Scale each p.grad by the factor, in place.
-comm.all_reduce(p.grad, fact.sum_over) => comm.all_reduce(p.grad, fact.sum_over, op="mean")
+for p in some]), group) => for p in some]), group, op="mean")
     The gradients are means over ranks, but the loss, divided by the global count, has terms of a sum.
         Use op="sum".
 fact.square(fact.parameter.grad) => fact.parameter.grad.square().sum()
     The clip counts each square once for every rank that holds it.
         Fact.square divides by the number of these ranks.
-in what was returned:
-lambda *given: torch.zeros(())
-    You return one thing. The check needs two: the loss and the facts.
 """
 
 ALSO_RIGHT = """
