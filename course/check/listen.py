@@ -63,7 +63,7 @@ class Heard:
 def listen(
     on_start: Callable[[Call], None] = lambda call: None, on_wait: Callable[[Call], None] = lambda call: None
 ) -> Heard:
-    """From now on, and until this rank ends, count its messages.
+    """From now on, and as long as this answer runs, count the messages of this rank.
 
     Args:
         on_start: called with each collective, and each message to be sent, when it begins.
@@ -112,12 +112,21 @@ def lines_through_comm() -> Iterator[list[str]]:
         if frame:
             lines.append(places.where())
 
-    # Other answers share the list of listeners: this one is in it only while this answer runs.
     listeners.append(listener := Listener(starts, lambda call: None))
     try:
         yield lines
     finally:
         listeners.remove(listener)
+
+
+@contextmanager
+def own_listeners() -> Iterator[None]:
+    """Who begins to listen in the body stops at its end: the next answer in this rank is none of theirs."""
+    before = [*listeners]
+    try:
+        yield
+    finally:
+        listeners[:] = before
 
 
 def must_be_in_step() -> None:

@@ -14,7 +14,7 @@ import torch
 from course.check.compare import Data, plain
 from course.check.edits import Edited
 from course.check.exercise import Exercise
-from course.check.listen import is_handle, must_be_in_step
+from course.check.listen import is_handle, must_be_in_step, own_listeners
 from course.check.source import Answer
 from lib.launch import HangError, MismatchError, RankError, RunError, RunTimeout, run
 from lib.mesh import Group
@@ -61,7 +61,7 @@ def _in_rank(
             answer = answer.load()
         if results:
             must_be_in_step()
-        with torch.random.fork_rng(devices=()):
+        with torch.random.fork_rng(devices=()), own_listeners():
             found = body(answer, world, copy.deepcopy(inputs[world.rank]))
         results.append({name: UNFINISHED if is_handle(value) else plain(value) for name, value in found.items()})
     return results

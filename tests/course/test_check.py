@@ -20,7 +20,7 @@ from course.check.compare import plain, same
 from course.check.difference import difference
 from course.check.exercise import Exercise, Mistake, everywhere
 from course.check.judge import judge, new_seed
-from course.check.listen import raw
+from course.check.listen import Heard, listen, raw
 from course.check.running import in_ranks
 from course.check.source import Answer, NotebookError, read_notebook
 from course.check.tried import Tried, try_right, try_wrong
@@ -182,6 +182,21 @@ def test_only_a_raw_exercise_minds_who_sends_also_without_a_reference(body, outc
     cases = [case for (case,) in judge(exercise, [adds_in_torch, adds, adds_in_two_lines], seed=1)]
     assert [case.status for case in cases] == outcomes
     assert all("torch.distributed alone" in case.hint for case in cases if case.status == "FAIL"), cases
+
+
+LISTENED: list[Heard] = []  # in a rank: by the body, for each answer
+
+
+def test_a_body_hears_its_own_answer_and_no_later_one():
+    def body(answer, group, given):
+        before = [heard.collectives for heard in LISTENED]
+        LISTENED.append(listen())
+        answer(given["x"], group)
+        return {"what earlier ones heard": [heard.collectives for heard in LISTENED[:-1]], "before": before}
+
+    exercise = replace(ADDS, body=body)
+    (ranks, *later) = in_ranks(exercise, [adds, adds, adds], [{"x": torch.ones(1)}] * 3)
+    assert ranks[0]["before"] == [] and [one[0]["what earlier ones heard"] for one in later] == [[1], [1, 1]]
 
 
 def test_an_exercise_of_a_teacher_is_checked_as_those_of_the_book_are(capsys):
