@@ -138,7 +138,7 @@ def _is_named(exercise: Exercise, mistake: Mistake, cases: list[CaseVerdict]) ->
     return (
         {case.status for case in failed} == {FAIL}
         and (len(failed) == len(cases) or exercise.parts != ("",))  # it may be a mistake in one part of an exercise
-        # A mistake that takes a rank without samples is another mistake where all have some.
+        # Of an exercise with parts, each part may have its own name.
         and all(said)
         and said[-1] == mistake.words
     )
