@@ -225,7 +225,7 @@ def _table(found: dict[str, tuple[Exercise, float]], before: Mapping[str, float]
 
 
 def _not_yet(exercise: Exercise, before: Mapping[str, float]) -> str:
-    """What to say behind the points of an exercise that was not checked in this session."""
+    """The words after the points of an exercise that was not checked in this session."""
     if exercise.id in _session:
         return ""
     if exercise.id not in before:

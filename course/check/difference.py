@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from typing import Any
 
@@ -18,7 +19,10 @@ def filled(hint: str) -> str:
 
 
 def difference(got: list[Data], expected: list[Data], tolerances: Tolerances, is_fixed: bool = False) -> str:
-    """The first entry that differs, in words; without what is expected where that is the solution."""
+    """The first entry that differs, in words; without what is expected where that is the solution.
+
+    How many results are expected, the task has said.
+    """
     for rank, (mine, right) in enumerate(zip(got, expected, strict=True)):
         for name, value in right.items():
             if not same(mine, {name: value}, tolerances):
@@ -30,8 +34,9 @@ def difference(got: list[Data], expected: list[Data], tolerances: Tolerances, is
                 value, found = (_short(x, digits) for x in (value, found))
                 may_be_none = any(one is None for one in right.values())  # then a None is an answer, too
                 found += MISSING if found == "None" != value and not may_be_none else ""
-                solution = "" if is_fixed else f"\n  expected  {value}"
-                return f"{who}{place} is not right.{solution}\n  got       {found}"
+                is_solution = is_fixed and not re.fullmatch(r"'\d+ results'", value)
+                wanted = "" if is_solution else f"\n  expected  {value}"
+                return f"{who}{place} is not right.{wanted}\n  got       {found}"
     return "The result is not right."
 
 

@@ -41,14 +41,14 @@ def named_slip(got: list[Data], expected: list[Data], tolerances: Tolerances = M
 
 
 def _which(wrong: Collection[str], judged: Collection[str]) -> str:
-    """The wrong results, as the subject of a sentence that never means a right one."""
+    """Subject of a sentence about the wrong results, which never means a right one."""
     if len(wrong) == 1:
         return f"The value of {next(iter(wrong))} is"
     return "Each value is" if len(wrong) == len(judged) else f"Each of the {len(wrong)} values that are wrong is"
 
 
 def _precision(got: list[Data], expected: list[Data], wrong: Collection[str]) -> str:
-    """What to say if the wrong results are right, but were in float32 on the way, or still are."""
+    """The sentence for results that are right, but for the digits that float32 has lost."""
     found = [
         (name, *pair)
         for g, w in zip(got, expected, strict=True)

@@ -108,7 +108,7 @@ def body(answer, group, given):
 
 
 def borrowed(n_bytes):
-    """The number, and what it is in units that people borrow: an answer may be rounded in those, too."""
+    """The number, also in units that people borrow: an answer may be rounded there."""
     return [n_bytes, n_bytes / 1e9, n_bytes / 2**30]
 
 
@@ -183,7 +183,7 @@ def in_units(units):
 
 
 def in_units_of(of_sent, of_number):
-    """The right answer, with the bytes that are sent, and those of the defence, in other units."""
+    """The right answer, with the bytes sent and the bytes of the defence in borrowed units."""
 
     def program(case, proposed):
         way, m, sent, why, by = by_search(case, proposed)
