@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import posixpath
 import re
 import shutil
 import sys
@@ -38,6 +39,7 @@ from course.release.notebooks import homework
 from course.release.platforms import CASES, NBGRADER, for_actions, for_classroom50, for_gradescope, for_otter
 from course.release.words import readme, rubric
 
+_LINK = re.compile(r"\[(?P<words>(?:[^][]|\[[^][]*\])+)\]\((?![a-z]+:)(?P<to>[^()\s#]+)(?:#[^()\s]*)?\)")
 BOOK = Path(lib.__file__).resolve().parents[1]
 NEEDED = ("torch", "numpy", "matplotlib", "cloudpickle", "tqdm")  # imports of the library
 TO_WORK = ("jupyterlab", "ipykernel", "ipywidgets")  # imports of a student's notebooks
@@ -142,10 +144,26 @@ def handout(assignment: Assignment) -> Files:
     notebooks, checkers = homework(BOOK, "exercises", assignment), _checkers(assignment)
     files = {k: v for k, v in library().items() if not k.startswith(NOT_FOR_STUDENTS)}
     files = {k: v for k, v in files.items() if not k.startswith(f"{CHECKERS}/") or Path(k).stem in checkers}
-    files |= {f"chapters/{path.name}": path.read_bytes() for path in BOOK.glob("chapters/*.ipynb")}
     files |= {f"exercises/{name}": nbformat.writes(book) for name, book in notebooks.items()}
+    chapters = sorted(BOOK.glob("chapters/*.ipynb"))
+    there = {*files, *(f"chapters/{path.name}" for path in chapters)}
+    files |= {f"chapters/{path.name}": _without_lost_links(path, there) for path in chapters}
     files |= {"README.md": readme(assignment, notebooks), "rubric.md": rubric(assignment)}
     return files | {"requirements.txt": "\n".join([*packages(NEEDED), *packages(TO_WORK)])}
+
+
+def _without_lost_links(path: Path, there: set[str]) -> str:
+    """A chapter's notebook, in which a link to a page that the handout does not have is words."""
+    notebook = nbformat.read(path, as_version=4)
+
+    def kept(match: re.Match) -> str:
+        target = posixpath.normpath(posixpath.join("chapters", match["to"]))
+        return match[0] if target in there else match["words"]
+
+    for cell in notebook.cells:
+        if cell.cell_type == "markdown":
+            cell.source = _LINK.sub(kept, cell.source)
+    return nbformat.writes(notebook)
 
 
 def _checkers(assignment: Assignment) -> set[str]:

@@ -116,8 +116,12 @@ def needed_by(asked):
     """The checkers of its exercises, and of no other; one of them imports from another."""
     names = (f"course/exercises/ch*/e{e.id.replace('.', '_')}_*" for e in asked.exercises)
     stems = {path.stem for name in names for path in ROOT.glob(name)}
-    more = {"e03_7_train_replicas": "e03_4_accumulate"}
-    return {"__init__", *stems, *(more[stem] for stem in stems & {*more})}
+    more = {
+        "e03_7_train_replicas": ("e03_4_accumulate", "e08_4_accumulate"),
+        "e03_4_accumulate": ("e08_4_accumulate",),
+        "e12_1_later": ("queued",),
+    }
+    return {"__init__", *stems, *(other for stem in stems for other in more.get(stem, ()))}
 
 
 @pytest.mark.parametrize("name", ASSIGNMENTS)
