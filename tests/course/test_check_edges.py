@@ -428,7 +428,7 @@ TOLD = [  # exercise, an answer, and words of its verdict: none of a PASS
     ("09.3", edited("x.requires_grad_() => pass", one_f_one_b_step), "got NoneType", "Declare it a leaf"),
     ("12.1", TwiceTooLarge, "limit 1: y of microbatch"),
     ("12.1", ReadsSavedTensorsTooLate, "saved tensors after they have already been freed", "in <lambda>"),
-    ("12.1", KeepsEachResult, "limit 1: pairs kept before finish is not right"),
+    ("12.1", KeepsEachResult, "limit 1: pairs in the queue at any time is not right"),
     ("12.1", lambda limit: None, "has no attribute 'linear'"),
     ("12.2", lambda: greedy().replace("4W0", "4w0"), "It cannot run. The reason is below.", "'4w0' is not an action"),
     ("12.2", lambda: v_min(4, 8), "It takes 54.5 units", "rank 0 0F0 0F1"),
