@@ -3,7 +3,7 @@
 The problem: "assert failed" teaches nothing, and the learner's code could change a check in the same process.
 The idea: ranks run the learner's function and return data, nothing else. The judge makes the inputs and compares the
 results with a single-process reference. If they differ, the judge runs the usual *wrong* programs on the same inputs:
-the first that returns the same is the learner's mistake, and has the hint.
+the first whose results are all seen is the learner's mistake, and has the hint.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from torch.nn.functional import pad
 from course.check.compare import Data, Tolerances, results_of_part
 
 DTYPE = torch.float64
+EPS = 1e-6  # of PyTorch's clip
 Shapes = dict[str, tuple[int, ...]]
 AS_NEEDED, MORE = "what is needed", "more than that"  # the bytes that a rank sent
 ALL = ("",)  # words: one is in each name
@@ -188,6 +189,19 @@ def after_backward(y: Any, gradient: Tensor, **leaves: Tensor) -> Data:
     y.backward(gradient)
     grads = {name: torch.zeros_like(x) if x.grad is None else x.grad for name, x in leaves.items()}
     return found | {f"gradient of {name}": grad for name, grad in grads.items()}
+
+
+def without_eps(clipped: Iterable[Tensor], given: Iterable[Tensor], norm: Any, max_norm: float) -> float:
+    """The factor that undoes the eps which `torch.nn.utils.clip_grad_norm_` adds to the norm: with it a clip is right,
+    too. 1 where these tensors were not clipped so.
+    """
+    try:
+        with_eps = max_norm / (float(norm) + EPS)
+        if all(torch.allclose(x, with_eps * g, rtol=1e-9, atol=0) for x, g in zip(clipped, given, strict=True)):
+            return (float(norm) + EPS) / float(norm)
+    except (TypeError, ValueError, RuntimeError):  # no number was returned, or no such tensors
+        pass
+    return 1.0
 
 
 def several(result: Any, count: int) -> tuple:

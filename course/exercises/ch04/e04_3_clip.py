@@ -4,12 +4,11 @@ import torch
 from torch import distributed as dist
 
 from course.check.edits import exercise
-from course.check.exercise import AS_NEEDED, DTYPE, random
+from course.check.exercise import AS_NEEDED, DTYPE, random, without_eps
 from course.check.listen import listen
 from lib import comm
 
 MAX_NORM = 1.5
-EPS = 1e-6
 # The norm in units of MAX_NORM: also close to it, on both sides.
 CASES = {"a large gradient": 20.0, "one slightly too long": 1.01, "one almost too long": 0.99, "a small one": 0.01}
 FACTS = {"what was sent": AS_NEEDED}
@@ -36,7 +35,8 @@ def body(answer, group, given):
         norm = one_number(answer(shards[:], replicated[:], MAX_NORM, group))
         found[f"{case}: the norm"] = norm
         for name, scaled in (("shards", shards), ("replicated", replicated)):
-            found[f"{case}: {name}"] = without_eps(scaled, gradients[name], norm)
+            factor = without_eps(scaled, gradients[name], norm, MAX_NORM)
+            found[f"{case}: {name}"] = [factor * x for x in scaled]
     to_gather = (group.size - 1) * min(x.nbytes for one in given.values() for x in one["shards"])
     return found | {"what was sent": heard.amount(group.size, len(given) * to_gather / 2)}
 
@@ -44,17 +44,6 @@ def body(answer, group, given):
 def one_number(norm):
     """A tensor of one element in any shape counts as a number."""
     return norm.reshape(()) if torch.is_tensor(norm) and norm.numel() == 1 else norm
-
-
-def without_eps(scaled, given, norm):
-    """As if divided by the norm alone: `torch.nn.utils.clip_grad_norm_` adds 1e-6 to it, and that is right, too."""
-    try:
-        factor = MAX_NORM / (float(norm) + EPS)
-        if all(torch.allclose(x, factor * g, rtol=1e-9, atol=0) for x, g in zip(scaled, given, strict=True)):
-            return [x * ((float(norm) + EPS) / float(norm)) for x in scaled]
-    except (TypeError, ValueError, RuntimeError):  # no number was returned
-        pass
-    return scaled
 
 
 def reference(given):

@@ -7,7 +7,7 @@ import torch
 from torch import distributed as dist
 
 from course.check.edits import exercise
-from course.check.exercise import AS_NEEDED, MORE, random
+from course.check.exercise import AS_NEEDED, MORE, random, without_eps
 from course.check.listen import listen
 from lib import comm
 
@@ -44,7 +44,9 @@ def body(answer, group, given):
         mine = {name: x.clone() for name, x in gradients.items()}
         with going.noted():
             norm = answer({**mine}, given["holders"], MAX_NORM, group)  # its own dict: the tensors are to be changed
-        found |= entries(case, norm, mine, given["holders"])
+        own = [name for name in mine if name not in given["holders"]]  # of the others only a sum is clipped
+        factor = without_eps([mine[name] for name in own], [gradients[name] for name in own], norm, MAX_NORM)
+        found |= entries(case, norm, {name: factor * x for name, x in mine.items()}, given["holders"])
     found[IN_FLIGHT] = SOME if going.changed else NONE
     held = [(len(ranks) - 1) * mine[name].nbytes for name, ranks in given["holders"].items() if name in mine]
     few = len(CASES) * (sum(held) + 8 * group.size * NUMBER_BYTES)
@@ -252,6 +254,11 @@ or
 gathers_own
     All numbers are right, but a rank sends more than needed.
         A shared gradient concerns its holders alone; of everything else one number is enough, the sum of the squares.
+"""
+
+ALSO_RIGHT = """
+(max_norm / norm).clamp(max=1) => (max_norm / (norm + 1e-6)).clamp(max=1)
+    With the small number of clip_grad_norm_.
 """
 
 EXERCISE = exercise(globals(), points=3, right=(sum_and_clip, by_torch_distributed))
