@@ -63,11 +63,11 @@ def _precision(got: list[Data], expected: list[Data], wrong: Collection[str]) ->
             is_now, must_be = (str(x.dtype).removeprefix("torch.") for x in (have, right))
             return f"Your tensor is {is_now}: {name} must be {must_be}, like what was given. {BY_DEFAULT}"
     name, have, right = next(one for one in found if not torch.equal(*one[1:]))
-    if torch.equal(have, right.float().double()):
-        return f"Your tensor is float32 on the way: {name} has lost half of its digits. {BY_DEFAULT}"
+    if torch.equal(have, right.float().to(right.dtype)):
+        return f"Your tensor is float32 on the way, and half of the digits are lost: {name}. {BY_DEFAULT}"
     if same({"": have}, {"": right}):
-        return f"{name} agrees in nine digits, and not in all: what is only moved keeps each bit."
-    return f"{name} agrees in six digits, and not in nine: is a tensor float32 on the way? {BY_DEFAULT}"
+        return f"{name}: right in nine digits, and not in all. What is only moved keeps each bit."
+    return f"{name}: right in six digits, and not in nine. Is a tensor float32 on the way? {BY_DEFAULT}"
 
 
 def slips(ranks: int) -> Iterator[tuple[str, Callable[[Any], Any]]]:

@@ -94,8 +94,8 @@ X = torch.tensor([1 / 3, 2 / 3, 5.0], dtype=torch.float64)
     [
         (X.float(), "Your tensor is float32: x must be float64, like what was given."),
         (X.half().float().bfloat16(), "Your tensor is bfloat16: x must be float64"),
-        (X.float().double(), "Your tensor is float32 on the way: x has lost half of its digits."),
-        (X * (1 + 1e-8), "x agrees in six digits, and not in nine: is a tensor float32 on the way?"),
+        (X.float().double(), "Your tensor is float32 on the way, and half of the digits are lost: x."),
+        (X * (1 + 1e-8), "x: right in six digits, and not in nine. Is a tensor float32 on the way?"),
         (X.float() * 2, ""),
         (X * (1 + 1e-12), None),
     ],
@@ -109,11 +109,16 @@ def test_a_tensor_in_float32_is_told(found, words):
         assert named_slip([{"x": {"a": [found]}}], [{"x": {"a": [X]}}]) == said
 
 
+def test_tensors_that_are_not_float64_are_compared_too():
+    short, off = X.float(), X.float() * (1 + 2**-22)
+    assert named_slip([{"x": off}], [{"x": short}]).startswith("x: right in six digits")
+
+
 def test_data_that_is_moved_agrees_in_each_bit():
     assert same({"x": X / 3 * 3 + 1e-16}, {"x": X}) and not same({"x": X / 3 * 3 + 1e-16}, {"x": X}, {"x": 0})
     assert same({"x": X.clone()}, {"x": X}, {"x": 0}) and not same({"x": X.float()}, {"x": X}, {"x": 0})
     said = named_slip([{"x": X * (1 + 1e-12)}], [{"x": X}], {"x": 0})
-    assert said == "x agrees in nine digits, and not in all: what is only moved keeps each bit."
+    assert said == "x: right in nine digits, and not in all. What is only moved keeps each bit."
 
 
 def test_a_number_may_be_computed_in_any_precision():
