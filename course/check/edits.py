@@ -24,7 +24,7 @@ import importlib
 import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from course.check.exercise import ALL, Exercise, Mistake, each_call, formula
@@ -92,11 +92,10 @@ def exercise(
     )
     rights = (*right, *(one.wrong for one in also_right))
     programs = edited or right[:1]
-    # An answer without arguments is a table of results, and may be computed in any way.
-    table = inspect.isfunction(right[0]) and not inspect.signature(right[0]).parameters
-    solution = None if table else Edited(programs[0].__module__, _text_of(programs), programs[0].__name__)
+    solution = Edited(programs[0].__module__, _text_of(programs), programs[0].__name__)
     equivalent = read_mistakes(names.get("EQUIVALENT", ""), *programs)
-    return Exercise(**named, points=points, right=rights, mistakes=mistakes, solution=solution, equivalent=equivalent)
+    made = Exercise(**named, points=points, right=rights, mistakes=mistakes, solution=solution, equivalent=equivalent)
+    return replace(made, solution=None) if made.is_fixed else made  # a table may be computed in any way
 
 
 def read_mistakes(listed: str, *programs: Callable) -> tuple[Mistake, ...]:

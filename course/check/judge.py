@@ -89,8 +89,7 @@ def _outcome(wrong: WrongPrograms, answer: int, at: int, part: str) -> Outcome:
     case, tolerances = wrong.cases[at], wrong.exercise.tolerances
     got = case.outcomes[answer]
     if isinstance(got, NoAnswer):
-        mistake = wrong.named(answer, at, part) if got.stuck else None
-        if not mistake:
+        if not (mistake := wrong.named(answer, at, part)):
             return got.status, got.hint
         report, _, _ = got.hint.rpartition("\n")  # its last line is what to do, and the mistake's is better
         return got.status, f"{filled(mistake.hint)}\n\n{report}", mistake

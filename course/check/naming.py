@@ -105,9 +105,9 @@ class WrongPrograms:
     def _hangs(self, answer: int, mistake: Mistake) -> bool:
         """Whether in each case the ranks of the answer wait in the calls in which those of the mistake wait."""
         outcomes = [case.outcomes[answer] for case in self.cases]
-        return all(
-            isinstance(got, NoAnswer) and got.stuck and got.stuck == self._waits(mistake, case)
-            for got, case in zip(outcomes, self.cases, strict=True)
+        hung = all(isinstance(got, NoAnswer) and got.stuck for got in outcomes)
+        return hung and all(
+            got.stuck == self._waits(mistake, case) for got, case in zip(outcomes, self.cases, strict=True)
         )
 
     def _waits(self, mistake: Mistake, case: CaseRun) -> str:

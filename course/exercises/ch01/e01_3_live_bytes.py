@@ -5,6 +5,7 @@ from torch import nn
 
 from course.check.edits import exercise
 from course.check.exercise import whole
+from course.exercises.ch01.e01_1_state_bytes import of_kind
 from lib.memory import MemoryTracker
 
 KINDS = ("parameter", "gradient", "optimizer")
@@ -58,13 +59,6 @@ def body(answer, group, given):
         result = answer(*trained(*sizes, is_flat=i == 1))
         found |= {f"model {i}: {kind}": of_kind(result, kind) for kind in KINDS}
     return found
-
-
-def of_kind(result, kind):
-    """The entry of a dict, or in words what there is in its place."""
-    if not isinstance(result, dict):
-        return result if result is None else f"no dict: a {type(result).__name__}"
-    return result.get(kind, f"no such key in {', '.join(map(str, result)) or 'an empty dict'}")
 
 
 def live_bytes(model, optimizer):

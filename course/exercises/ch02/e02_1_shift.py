@@ -2,6 +2,7 @@
 
 from math import gcd
 
+import torch
 from torch import distributed as dist
 
 from course.check.edits import exercise
@@ -67,12 +68,14 @@ def one_after_the_other(x, k, group):
     return got
 
 
-def these_first(count):
-    """The ranks below `count(k, n)` send first, and the others receive first."""
+def these_first(count, into=torch.empty_like):
+    """The ranks below `count(k, n)` send first, and the others receive first, into the tensor `into(x)`."""
 
     def program(x, k, group):
-        rank, n, got = group.rank, group.size, x.clone()
-        for sends in (rank < count(k, n), rank >= count(k, n)) if k % n else ():
+        if k % group.size == 0:
+            return x
+        rank, n, got = group.rank, group.size, into(x)
+        for sends in (rank < count(k, n), rank >= count(k, n)):
             if sends:
                 dist.send(x, (rank + k) % n)
             else:
@@ -95,21 +98,6 @@ def in_a_row(x, k, group):
     if k and dst in ranks:
         comm.send(x, group, dst).wait()
     return comm.recv(x, group, src).wait() if k and src in ranks else x
-
-
-def into_x(count):
-    """`these_first`, which receives into the tensor that it sends."""
-
-    def program(x, k, group):
-        rank, n, got = group.rank, group.size, x
-        for sends in (rank < count(k, n), rank >= count(k, n)) if k % n else ():
-            if sends:
-                dist.send(x, (rank + k) % n)
-            else:
-                dist.recv(got, (rank - k) % n)
-        return got
-
-    return program
 
 
 # The most common mistake first: a program that hangs takes seconds to run.
@@ -159,7 +147,7 @@ lambda x, k, group: comm.all_gather(x[None], group)[(group.rank - k) % group.siz
 in shift(, k = 2, k = 3:
 in_steps
     The result is right, and your tensor goes over the ranks between, one rank further in each message.
-        Send it to rank r + k at once: one message for each rank.
+        Send it to rank r + k itself: one message for each rank.
 in shift(, sent to:
 lambda x, k, group: shift(x, -k, group)
     You shift in the opposite direction.
@@ -168,7 +156,7 @@ lambda x, k, group: shift(x, abs(k), group)
     A negative k shifts as a positive one does. It shifts in the opposite direction.
         Keep the sign of k: (r + k) % n is a rank for any k.
 in_a_row
-    Your ranks form a row: the last ones send to nobody, and the first ones keep their own x.
+    Your ranks form a row: the last ones send nothing, and the first ones keep their own x.
         Ranks are counted modulo n, so rank 0 follows the last: (r + k) % n.
 return x => return None
     Where k is a multiple of n you return None. A rank that would send to itself returns its x.
@@ -180,8 +168,8 @@ lambda x, k, group: x
     Each rank returns its own x, and sends nothing.
         Send x to rank r + k, and return what you receive from rank r - k.
 comm.recv(x, group, src).wait() => dist.recv(x, src); received = x
-or into_x(gcd)
-or into_x(lambda k, n: n // 2)
+or these_first(gcd, into=lambda x: x)
+or these_first(lambda k, n: n // 2, into=lambda x: x)
     Some ranks receive into x before they send it, and send on what they received.
         Receive into a new tensor, such as torch.empty_like(x).
 lambda x, k, group: shift(x, 1, group)

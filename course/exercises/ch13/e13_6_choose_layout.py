@@ -12,7 +12,6 @@ PARTS = CHOICE, MEMORY, BUBBLE, BYTES = (
     "layout B, the bubble",
     "layout C, GB of gradients to other nodes",
 )
-ANOTHER = "another number"  # in place of a right one: what a FAIL expects would be the solution
 SLIM = {"sequence_parallel": True, "recompute": "selective"}
 RULED_OUT = (
     Layout(dp=2, pp=4, tp=8, microbatches=32, zero=1, sequence_parallel=True),
@@ -32,10 +31,9 @@ def body(answer, group, given):
     found = {CHOICE: exceeded(layout) if isinstance(layout, Layout) else "nothing" if layout is None else "no layout"}
     if isinstance(layout, Layout) and found[CHOICE] != ALL_HOLD:
         found[CHOICE + SEEN] = bill(layout)
-    for part, x, column in zip(PARTS[1:], numbers, given["known"], strict=True):
-        number = known_number(x, column)
-        found[part] = ANOTHER if number == column[0] else repr(number) if number == ANOTHER else number
-    return found
+    return found | {
+        part: known_number(x, column) for part, x, column in zip(PARTS[1:], numbers, given["known"], strict=True)
+    }
 
 
 def choose_layout():

@@ -59,6 +59,22 @@ Layout4D(tp=1, cp=1, pp=2, dp=8, stages_per_rank=5) => Layout4D(2, 1, 2, 4, 1, 4
     Both are nearly 3% slower than the best.
 """
 
+# Of either layout, whatever the network is.
+REFUSED = """
+=> Layout4D(1, 1, 16, 1)
+    {cards}: the layers cannot be shared out evenly among the stages.
+        40 layers, or 42 with embedding and head, divided by pp · stages_per_rank.
+=> Layout4D(2, 1, 1, 8, rows=3, sequence_parallel=True)
+    {cards}: the sequences cannot be shared out evenly.
+        32 sequences, divided by dp · rows.
+=> Layout4D(2, 1, 1, 8, stages_per_rank=2, sequence_parallel=True)
+    {cards}: several stages per rank need a pipeline, and a multiple of pp microbatches.
+        32 / (dp · rows) microbatches, divided by pp.
+=> Layout4D(2, 1, 1, 8, zero=3, sequence_parallel=True)
+    {cards}: your layout has ZeRO-3 next to tp or a pipeline, and the planner refuses that.
+        ZeRO-3 gathers whole parameters: here it goes with dp alone.
+"""
+
 MISTAKES = """
 returns result[:2]
     Return four things: two layouts, and two numbers.
@@ -70,18 +86,9 @@ returns ({}, *result[1:])
 Layout4D(2, 1, 1, 8, rows=2, sequence_parallel=True) => Layout4D(4, 1, 1, 8)
     Eight cards: the degrees do not multiply to 16 GPUs.
         tp · pp · dp = 16.
-=> Layout4D(1, 1, 16, 1)
-    Eight cards: the layers cannot be shared out evenly among the stages.
-        40 layers, or 42 with embedding and head, divided by pp · stages_per_rank.
-=> Layout4D(2, 1, 1, 8, rows=3, sequence_parallel=True)
-    Eight cards: the sequences cannot be shared out evenly.
-        32 sequences, divided by dp · rows.
-=> Layout4D(2, 1, 1, 8, stages_per_rank=2, sequence_parallel=True)
-    Eight cards: several stages per rank need a pipeline, and a multiple of pp microbatches.
-        32 / (dp · rows) microbatches, divided by pp.
-=> Layout4D(2, 1, 1, 8, zero=3, sequence_parallel=True)
-    Eight cards: your layout has ZeRO-3 next to tp or a pipeline, and the planner refuses that.
-        ZeRO-3 gathers whole parameters: here it goes with dp alone.
+"""
+MISTAKES += REFUSED.format(cards="Eight cards")
+MISTAKES += """
 => Layout4D(16, 1, 1, 1, sequence_parallel=True)
     Eight cards: tp reaches over both nodes. It sums activations several times in each layer, and everybody waits.
         Keep tp inside a node.
@@ -115,18 +122,9 @@ returns (result[0], {}, *result[2:])
 Layout4D(tp=1, cp=1, pp=2, dp=8, stages_per_rank=5) => Layout4D(4, 1, 1, 8)
     One card: the degrees do not multiply to 16 GPUs.
         tp · pp · dp = 16.
-=> Layout4D(1, 1, 16, 1)
-    One card: the layers cannot be shared out evenly among the stages.
-        40 layers, or 42 with embedding and head, divided by pp · stages_per_rank.
-=> Layout4D(2, 1, 1, 8, rows=3, sequence_parallel=True)
-    One card: the sequences cannot be shared out evenly.
-        32 sequences, divided by dp · rows.
-=> Layout4D(2, 1, 1, 8, stages_per_rank=2, sequence_parallel=True)
-    One card: several stages per rank need a pipeline, and a multiple of pp microbatches.
-        32 / (dp · rows) microbatches, divided by pp.
-=> Layout4D(2, 1, 1, 8, zero=3, sequence_parallel=True)
-    One card: your layout has ZeRO-3 next to tp or a pipeline, and the planner refuses that.
-        ZeRO-3 gathers whole parameters: here it goes with dp alone.
+"""
+MISTAKES += REFUSED.format(cards="One card")
+MISTAKES += """
 => Layout4D(16, 1, 1, 1, sequence_parallel=True)
     One card: tp reaches over both nodes, and all its sums go through one card.
         Keep tp inside a node.
