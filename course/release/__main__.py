@@ -39,7 +39,11 @@ from course.release.notebooks import homework
 from course.release.platforms import CASES, NBGRADER, for_actions, for_classroom50, for_gradescope, for_otter
 from course.release.words import readme, rubric
 
-_LINK = re.compile(r"\[(?P<words>(?:[^][]|\[[^][]*\])+)\]\((?![a-z]+:)(?P<to>[^()\s#]+)(?:#[^()\s]*)?\)")
+_LINK = re.compile(  # in text, not in code or a formula
+    r"(?P<code>^```.*?^```|`[^`]+`|\$[^$]+\$)"
+    r"|\[(?P<words>(?:[^][]|\[[^][]*\])+)\]\((?![a-z]+:)(?P<to>[^()\s#]+)(?:#[^()\s]*)?\)",
+    re.DOTALL | re.MULTILINE,
+)
 BOOK = Path(lib.__file__).resolve().parents[1]
 NEEDED = ("torch", "numpy", "matplotlib", "cloudpickle", "tqdm")  # imports of the library
 TO_WORK = ("jupyterlab", "ipykernel", "ipywidgets")  # imports of a student's notebooks
@@ -157,6 +161,8 @@ def _without_lost_links(path: Path, there: set[str]) -> str:
     notebook = nbformat.read(path, as_version=4)
 
     def kept(match: re.Match) -> str:
+        if match["code"]:
+            return match[0]
         target = posixpath.normpath(posixpath.join("chapters", match["to"]))
         return match[0] if target in there else match["words"]
 
