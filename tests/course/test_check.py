@@ -205,7 +205,10 @@ def test_an_exercise_of_a_teacher_is_checked_as_those_of_the_book_are(capsys):
     progress()
     right, wrong, total = capsys.readouterr().out.partition("FAIL")
     assert right.startswith("PASS  00.1 adds   1/1 points") and "check(…, adds, seed=7)" in total
-    assert "\nall         0/1 points\n\nchapter 1 " in total and "Next to do: " in total.splitlines()[-1]
+    assert (
+        "\nall         0/1 points\n\nBest so far, with earlier sessions:\nchapter 1 " in total
+        and "Next to do: " in total.splitlines()[-1]
+    )
 
 
 def test_nbgrader_counts_an_answer_that_is_partly_right(monkeypatch):

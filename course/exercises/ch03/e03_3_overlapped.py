@@ -152,7 +152,7 @@ if held_bytes >= bucket_bytes: => if False:
 held_bytes + size_bytes > bucket_bytes => size_bytes <= bucket_bytes < held_bytes + size_bytes
 if held_bytes >= bucket_bytes: => if held_bytes == bucket_bytes:
     The averages are right, but a gradient larger than a bucket does not travel alone.
-        Send what the bucket holds before it, and start it by itself at once.
+        Send what the bucket holds before it, and start it by itself, before the next gradient.
 if bucket and held_bytes + size_bytes > bucket_bytes: => if False:
     The averages are right, but a bucket takes a gradient that no longer fits.
         Look at the size of the next gradient before you add it: if it does not fit, send the bucket first.

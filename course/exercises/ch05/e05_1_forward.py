@@ -51,7 +51,7 @@ def body(answer, group, given):
         layers.shards = shards
         with memory, layers:
             y = answer(x, shards, list(SIZES), group)
-        layers.shards = []  # the messages of other answers are heard, too
+        layers.shards = []  # the messages of this body are heard, too
         sent = heard.calls_if_more(n, 1.1 * (n - 1) * sum(shard.nbytes for shard in given["shards"]))
         peak = min(peak, memory.peak_by_kind["activation"] / largest)
         if not comm.all_reduce(torch.tensor(MOST < peak < 2 * MOST, dtype=torch.int32), group, "max"):

@@ -76,7 +76,7 @@ def body(answer, group, given):
     found = {}
     for case, (batch, targets) in given["cases"].items():
         stage, saved = Stage(given["weight"].clone(), group, len(batch)), []
-        # Other answers share the list of listeners: this one is in it only while this answer runs.
+        # Each case has a stage of its own, which listens only while it runs.
         calls.listeners.append(listener := Listener(stage.starts, stage.waits))
         try:
             with saved_tensors_hooks(saved.append, lambda kept: kept):
