@@ -18,8 +18,10 @@ from course.check.listen import is_handle, must_be_in_step, own_listeners
 from course.check.source import Answer
 from lib.launch import HangError, MismatchError, RankError, RunError, RunTimeout, run
 from lib.mesh import Group
+from lib.runtime.headroom import size_text
 
 FAIL, TODO = "FAIL", "TODO"
+MUCH_BYTES = 10**9  # of all ranks of an answer: no exercise needs so much memory
 UNFINISHED = "a handle without a wait"
 _HERE = os.path.dirname(os.path.abspath(__file__))
 _LIBRARY = ('  File "lib/', '  File "course/', '  File "torch/')  # frames that are not the learner's
@@ -30,23 +32,52 @@ class NoAnswer:
     """An answer that returned nothing: `status` is FAIL or TODO, `hint` says why.
 
     After a hang, `stuck` is the call that each rank waits in: a mistake that hangs in the same calls is recognised.
-    `fault`: the machine could not run the answer, because it has too little memory or disk.
+    `fault`: the machine could not run the answer, because it has too little memory or disk. `slow`: its time was over.
     """
 
     status: str
     hint: str
     stuck: str = ""
     fault: bool = False
+    slow: bool = False
+
+
+class _Loaded:
+    """An answer that is text, on the way to a rank, which defines it on receipt, before the answer's time begins.
+
+    On a busy machine the imports of a notebook take longer than its function.
+    """
+
+    def __init__(self, answer: Answer | Edited) -> None:
+        self.answer = answer
+
+    def __reduce__(self) -> tuple:
+        return _load, (self.answer,)
+
+
+def _load(answer: Answer | Edited) -> Callable:
+    """The function; where it cannot be defined, one that raises the reason when it is called."""
+    try:
+        return answer.load()
+    except Exception as error:
+        why = error
+
+        def raises(*args: object, **kwargs: object) -> None:
+            raise why
+
+        return raises
 
 
 def in_ranks(exercise: Exercise, answers: Sequence[Callable], inputs: list[Data]) -> list[list[Data] | NoAnswer]:
     """For each answer, the results of all ranks, or the reason why there are none."""
     timeout_s = exercise.timeout_s * len(answers)
+    sent = [_Loaded(answer) if isinstance(answer, Answer | Edited) else answer for answer in answers]
     try:
-        results = run(_in_rank, len(inputs), exercise.body, answers, inputs, _cells(), timeout_s=timeout_s)
+        results = run(_in_rank, len(inputs), exercise.body, sent, inputs, _cells(), timeout_s=timeout_s)
     except (RunError, MismatchError, TypeError) as error:
         if len(answers) == 1:
-            return [NoAnswer(*_why_none(exercise, error), _stuck(error), fault=type(error) is RunError)]
+            about = {"fault": type(error) is RunError, "slow": isinstance(error, RunTimeout)}
+            return [NoAnswer(*_why_none(exercise, error), _stuck(error), **about)]
         return [outcome for answer in answers for outcome in in_ranks(exercise, [answer], inputs)]
     return [list(got) for got in zip(*results, strict=True)]
 
@@ -57,8 +88,6 @@ def _in_rank(
     linecache.cache.update(cells)
     results = []
     for answer in answers:
-        if isinstance(answer, Answer | Edited):
-            answer = answer.load()
         if results:
             must_be_in_step()
         with torch.random.fork_rng(devices=()), own_listeners():
@@ -83,11 +112,13 @@ def _why_none(exercise: Exercise, error: Exception) -> tuple[str, str]:
     if isinstance(error, MismatchError):
         return FAIL, _of_the_learner(str(error))
     if isinstance(error, RunTimeout):
-        return (
-            FAIL,
-            f"Your function did not return within {exercise.timeout_s:g} s. Is there an endless loop?\n"
-            f"{_of_the_learner(str(error))}",
-        )
+        why = "Is there an endless loop?"
+        if error.held_bytes > MUCH_BYTES:
+            why = (
+                f"Its ranks hold {size_text(error.held_bytes)} of memory together: to fill that much takes this time."
+            )
+        said = f"Your function did not return within {exercise.timeout_s:g} s. {why}"
+        return FAIL, f"{said}\n{_of_the_learner(str(error))}"
     return FAIL, str(error).replace(
         f"{_in_rank.__name__} or its arguments", "Your function, or an object that it uses,"
     )

@@ -25,6 +25,7 @@ from course.grade.grading import blocked, grade
 from course.grade.jail import JailError, User, is_isolated
 from course.grade.reports import Grade, fill_canvas, gradescope, overview, write, write_grades, write_json
 from course.grade.submissions import Submission, find_submissions
+from course.grade.trial import must_pass
 
 USER = 54321
 CONTAINER = "/.dockerenv", "/run/.containerenv"  # files that Docker and Podman make
@@ -47,6 +48,8 @@ def main(argv: list[str] | None = None) -> int:
             )
         if not submissions:
             raise ValueError(f"{args.submissions} contains neither folders nor notebooks")
+        for user in users:
+            must_pass(user)
         out = Path(args.out)
         out.mkdir(parents=True, exist_ok=True, mode=0o700)
         asked = _fingerprint(assignment, args.cases)

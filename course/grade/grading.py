@@ -17,7 +17,8 @@ from course.check.running import TODO
 from course.check.source import Answer, Notebook, printable
 from course.grade.assignment import Assignment, Question, hidden_ranks
 from course.grade.feedback import REVIEW
-from course.grade.jail import Jail, User
+from course.grade.jail import User
+from course.grade.patience import Patient
 from course.grade.reports import BLOCKED, MISSING
 from course.grade.submissions import Submission
 
@@ -160,7 +161,7 @@ def _results(
         why = f"{exercise.title} is not defined" + ", or in a cell or a file that cannot be read" * unread
         return [row(case, status, f"{why}.") for case in asked]
     try:
-        outcomes = _outcomes(exercise, Answer(holders[-1], exercise.title), seed, user, hidden)
+        outcomes = _outcomes(exercise, Answer(holders[-1], exercise.title), seed, user, hidden, notes)
     except Exception as error:  # this exercise fails; the rest keep their points
         # A student's code may have written the error, with the inputs of a hidden case in it.
         notes.append(f"{REVIEW}{exercise.title} {UNDECIDED}: {type(error).__name__}: {error}")
@@ -169,20 +170,20 @@ def _results(
 
 
 def _outcomes(
-    exercise: Exercise, answer: Answer, seed: int, user: User, hidden: set[int]
+    exercise: Exercise, answer: Answer, seed: int, user: User, hidden: set[int], notes: list[str]
 ) -> dict[tuple[int, str], tuple[str, str]]:
     """Status and hint of each case. Each hidden case has its own jail, so that no other case can tell of its inputs."""
     outcomes = dict.fromkeys(cases_of(exercise), (TODO, ""))
     known = tuple(n for n in exercise.ranks if n not in hidden)
+    patient = Patient(user)
     for ranks in (*[known] * bool(known), *((n,) for n in exercise.ranks if n in hidden)):
-        of_jail, jail = replace(exercise, ranks=ranks), Jail(user)
-        try:
-            (cases,) = judge(of_jail, [answer], seed, jail.returned)
-        finally:
-            jail.close()
+        of_jail = replace(exercise, ranks=ranks)
+        with patient.jail() as returned:
+            (cases,) = judge(of_jail, [answer], seed, returned)
         found = [(case.status, case.advice) for case in cases]
         # A stub is judged once, in its first case; the rest get the same verdict.
         outcomes |= zip_longest(cases_of(of_jail), found, fillvalue=found[-1])
+    notes += [f"{REVIEW}{exercise.title} {said}" for said in patient.notes]
     return outcomes
 
 

@@ -97,12 +97,12 @@ class User:
                 f"user {self.uid} cannot read {path}, which holds Python or the book: chmod o+x it, or install both "
                 "elsewhere, such as in /opt"
             )
-        if sight.can_read(submissions, self.uid):
+        if sight.may_read(submissions, self.uid):
             raise JailError(
                 f"students' code could read {submissions}, and copy a classmate's answer: chmod 700 that folder"
             )
         for path in (cases, cache_from_source(cases)) if cases else ():
-            if sight.can_read(Path(path), self.uid):
+            if sight.may_read(Path(path), self.uid):
                 raise JailError(f"students' code could read the hidden cases in {path}: chmod 600 that file")
 
 
@@ -141,11 +141,12 @@ class Jail:
             outcomes = unpack(raw, len(answers), len(inputs))
         except (EOFError, ConnectionError):
             why = "Your function ended the process that waited for its result."
-            if self._leash.closed:
+            slow = self._leash.closed
+            if slow:
                 why = f"Your function returned nothing within {limit_s:g} s."
             elif self._leash.poll():  # a word of the warden
                 why = f"Your function took more than {MOST_MEMORY_BYTES >> 30} GiB of memory on all ranks together."
-            return [NoAnswer(FAIL, why)] * len(answers)
+            return [NoAnswer(FAIL, why, slow=slow)] * len(answers)
         except Exception as error:  # the bytes may be forged, with any fault: they count as no answer
             why = f"The result of your function cannot be read: {type(error).__name__}: {str(error)[:200]}"
             return [NoAnswer(FAIL, why)] * len(answers)
@@ -308,7 +309,6 @@ def _give_up_rights(conn: connection.Connection, uid: int | None, folder: str) -
     with contextlib.suppress(OSError):  # if memory runs out, the system ends these processes, and not the grader
         Path("/proc/self/oom_score_adj").write_text("1000")
     if uid is not None:
-        sight.open_closed_folders()
         sight.own_disk(OPEN_TO_ALL, folder, uid, MOST_DISK_BYTES)
     os.chdir(folder)
     os.umask(0o077)

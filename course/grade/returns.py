@@ -8,6 +8,7 @@ numbers, strings, lists and dicts.
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import zipfile
 from typing import Any
@@ -36,7 +37,7 @@ def _saved(thing: list) -> bytes:
 
 def _plain_outcome(got: list[Data] | NoAnswer) -> Any:
     if isinstance(got, NoAnswer):
-        return {"status": got.status, "hint": got.hint, "stuck": got.stuck, "fault": got.fault}
+        return dataclasses.asdict(got)
     return [{str(name): plain(value) for name, value in data.items()} for data in got]
 
 
@@ -86,7 +87,8 @@ def _outcome(x: Any, ranks: int) -> list[Data] | NoAnswer:
     if isinstance(x, dict):
         if x["status"] not in (FAIL, TODO) or not all(isinstance(x[text], str) for text in ("hint", "stuck")):
             raise ValueError("not a verdict")
-        return NoAnswer(x["status"], x["hint"][:MOST_WORDS], x["stuck"][:MOST_WORDS], x["fault"] is True)
+        words = (x[text][:MOST_WORDS] for text in ("hint", "stuck"))
+        return NoAnswer(x["status"], *words, fault=x["fault"] is True, slow=x["slow"] is True)
     if not isinstance(x, list) or len(x) != ranks or not all(isinstance(data, dict) for data in x):
         raise ValueError("not the results of ranks")
     return x

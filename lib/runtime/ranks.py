@@ -48,9 +48,11 @@ class RunTimeout(RunError, TimeoutError):
 
     Attributes:
         ranks: for whom the others waited.
+        held_bytes: memory that all ranks held together.
     """
 
     ranks: tuple[int, ...] = ()
+    held_bytes: int = 0
 
 
 class Ranks:
@@ -162,6 +164,7 @@ class Ranks:
         stacks = {rank: stack.rstrip() for rank, (stack, _) in self._ask().items() if rank not in self.done}
         error = RunTimeout("\n".join(lines + [f"rank {rank}:\n{stack}" for rank, stack in stacks.items()]))
         error.ranks = view.awaited if view else ()
+        error.held_bytes = sum(headroom.held_bytes(process.pid) for process in self.processes)
         return error
 
     def _ask(self) -> dict[int, tuple[str, bool]]:
