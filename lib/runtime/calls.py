@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from lib import cost, trace
@@ -124,7 +124,8 @@ class Record:
         """Note when the works end, if they have a future: messages in gloo do not, and on a GPU it is too early."""
         if self.call.kind not in ("send", "recv") and trace.clock is time.perf_counter:
             for work in self.works:
-                work.get_future().add_done_callback(self._saw_end)
+                with suppress(RuntimeError):  # nor do works of a backend's own methods
+                    work.get_future().add_done_callback(self._saw_end)
 
     def _saw_end(self, _: object) -> None:
         self._seen_s = time.perf_counter()

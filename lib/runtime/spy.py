@@ -2,12 +2,14 @@
 
 The problem: readers call `torch.distributed` directly, and so do PyTorch's wrappers. If only calls of `lib.comm` were
 recorded, hangs in these calls would have no report, traces would be empty, and a grader would miss messages.
-The idea: in each rank, wrappers replace its functions and make a `Record` of the call (`calls.py`). Arguments, results
-and errors stay the same. Messages that C++ code sends, as the reducer of DistributedDataParallel, are not recorded.
+The idea: in each rank, wrappers replace its functions and the methods of process groups, and make a `Record` of a call
+(`calls.py`). Arguments, results and errors stay the same. Messages that C++ code sends, as the reducer of
+DistributedDataParallel, are not recorded.
 """
 
 import functools
 import inspect
+import sys
 import threading
 import time
 from collections.abc import Callable, Collection
@@ -37,6 +39,24 @@ _FUNCTIONAL = (  # of torch.distributed._functional_collectives: they return a n
 ).split()
 _KINDS = "all_reduce all_gather all_to_all reduce_scatter broadcast reduce gather scatter barrier send recv".split()
 
+_METHODS = {  # of a process group: the kind of call -> names
+    "all_reduce": "allreduce allreduce_coalesced",
+    "broadcast": "broadcast",
+    "reduce": "reduce",
+    "all_gather": "allgather allgather_coalesced _allgather_base allgather_into_tensor_coalesced all_gather_single "
+    "all_gather_single_coalesced",
+    "gather": "gather",
+    "scatter": "scatter",
+    "reduce_scatter": "reduce_scatter _reduce_scatter_base reduce_scatter_tensor_coalesced reduce_scatter_single "
+    "reduce_scatter_single_coalesced",
+    "all_to_all": "alltoall alltoall_base all_to_all_single",
+    "send": "send",
+    "recv": "recv recv_anysource",
+    "barrier": "barrier monitored_barrier",
+}
+
+_Op = dist.ReduceOp.RedOpType
+
 _under_way: dict[int, Record] = {}  # by id of the Work, before its wait: gloo drops a Work without references
 _promised: dict[int, Record] = {}  # address of a functional collective's result -> its record, until its wait
 _inside = threading.local()  # .call: a watched function may call a second one, as send calls isend
@@ -53,6 +73,10 @@ def watch() -> None:
     for name in filter(functools.partial(hasattr, functional), _FUNCTIONAL):
         describe = functools.partial(_describe_functional, name)
         setattr(functional, name, _watched(getattr(functional, name), describe, _keep_promise))
+    for kind, names in _METHODS.items():
+        for owner in (dist.ProcessGroup, torch._C._distributed_c10d.Backend):
+            for name in filter(functools.partial(hasattr, owner), names.split()):
+                setattr(owner, name, _watched_method(getattr(owner, name), functools.partial(_describe_method, kind)))
     original_wait, original_wait_tensor = dist.Work.wait, functional.wait_tensor
 
     def wait(work: dist.Work, *args: object, **kwargs: object) -> bool:
@@ -86,22 +110,37 @@ def _watched(original: Callable, describe: Callable, keep: Callable) -> Callable
             return original(*args, **kwargs)
         given = signature.bind(*args, **kwargs)
         given.apply_defaults()
-        call = describe(given.arguments)
-        if call is None:
-            return original(*args, **kwargs)
-        record = Record(call, time.perf_counter())
-        with record.waiting:
-            _inside.call = True
-            try:
-                result = original(*args, **kwargs)
-            finally:
-                _inside.call = False
-        if not keep(result, record):
-            record.waits()
-            record.done()
-        return result
+        return _recorded(describe(given.arguments), keep, original, *args, **kwargs)
 
     return watched
+
+
+def _watched_method(original: Callable, describe: Callable) -> Callable:
+    """A process group's method with a record of each call that is the reader's: torch's functions call it, too."""
+
+    @functools.wraps(original)
+    def watched(pg: object, *args: object, **kwargs: object) -> object:
+        if sys._getframe(1).f_globals.get("__name__", "").startswith("torch."):
+            return original(pg, *args, **kwargs)
+        return _recorded(describe(pg, (*args, *kwargs.values())), _keep_work, original, pg, *args, **kwargs)
+
+    return watched
+
+
+def _recorded(call: Call | None, keep: Callable, original: Callable, *args: object, **kwargs: object) -> object:
+    if call is None:
+        return original(*args, **kwargs)
+    record = Record(call, time.perf_counter())
+    with record.waiting:
+        _inside.call = True
+        try:
+            result = original(*args, **kwargs)
+        finally:
+            _inside.call = False
+    if not keep(result, record):
+        record.waits()
+        record.done()
+    return result
 
 
 def _keep_work(result: object, record: Record) -> bool:
@@ -131,6 +170,33 @@ def _describe_functional(name: str, given: dict) -> Call | None:
     group_name = functional._resolve_group_name(given["group"], given["tag"])
     group = dist.distributed_c10d._resolve_process_group(group_name)
     return _describe(name, next(iter(given)), given | {"group": group})
+
+
+def _describe_method(kind: str, pg: object, args: tuple) -> Call | None:
+    """Describe a call of a method, whose data are tensors or lists of them: first what it fills, then what it reads."""
+    pg = next((one for one in dist.distributed_c10d._world.pg_map if pg in (one, _backend(one))), None)
+    data = [x for x in args if isinstance(x, torch.Tensor) or isinstance(x, (list, tuple)) and x and _is_data(x)]
+    if pg is None or not data and kind != "barrier":
+        return None
+    ranks = tuple(dist.get_process_group_ranks(pg))
+    group = Group(_axis(pg, ranks), ranks, ranks.index(dist.get_rank()), pg)
+    if kind == "barrier":
+        return Call.collective(kind, kind, None, group)
+    x = data[0] if kind == "scatter" else data[-1]
+    if kind in ("send", "recv"):
+        numbers = [arg for arg in args if isinstance(arg, int)]  # the peer's place in the group, and a tag; or a tag
+        peer = ranks[numbers[0]] if len(numbers) > 1 else None
+        return Call.message(kind, comm.spec(_tensors(x)[0]), _bytes(x), group, peer, numbers[-1] if numbers else 0)
+    ops = [op for arg in args if isinstance(op := getattr(arg, "reduceOp", arg), (dist.ReduceOp, _Op))]
+    parts = [kind, *(name.lower() for name, op in _Op.__members__.items() if op in ops)]
+    parts += [f"root={arg.rootRank}" for arg in args if hasattr(arg, "rootRank")]
+    parts += map(comm.spec, _tensors(x)) if kind != "all_to_all" else ()
+    times = len(ranks) if kind in ("all_gather", "gather", "scatter") else 1
+    return Call.collective(kind, " ".join(parts), _bytes(x) * times, group)
+
+
+def _backend(pg: dist.ProcessGroup) -> object:
+    return pg._get_backend(torch.device("cpu")) if dist.get_backend(pg) == "gloo" else pg
 
 
 def _describe(name: str, argument: str, given: dict) -> Call | None:

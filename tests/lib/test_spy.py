@@ -57,6 +57,27 @@ DIRECT = {  # a call, of which 24 bytes are the whole array, and its kind
 }
 
 
+WORLD, EMPTY = lambda: dist.group.WORLD, lambda: torch.empty(2 * N)  # noqa: E731
+DIRECT |= {  # by the methods of a process group, or of its backend
+    "allreduce": (lambda rank: WORLD().allreduce([X.clone()]).wait(), "all_reduce"),
+    "allreduce of a tensor": (lambda rank: WORLD().allreduce(X.clone()).wait(), "all_reduce"),
+    "allreduce, by keyword": (lambda rank: WORLD().allreduce(tensors=[X.clone()]).wait(), "all_reduce"),
+    "allreduce, of the backend": (lambda rank: backend().allreduce([X.clone()]).wait(), "all_reduce"),
+    "allreduce, a maximum": (lambda rank: backend().allreduce([X.clone()], dist.ReduceOp.MAX).wait(), "all_reduce"),
+    "broadcast, of the group": (lambda rank: WORLD().broadcast(X.clone(), 1).wait(), "broadcast"),
+    "allgather": (lambda rank: WORLD().allgather([list(torch.empty(N, 2))], [X[:2]]).wait(), "all_gather"),
+    "_allgather_base": (lambda rank: WORLD()._allgather_base(EMPTY(), X[:2]).wait(), "all_gather"),
+    "reduce_scatter, of the group": (lambda rank: WORLD().reduce_scatter([torch.empty(2)], [PARTS]).wait(),
+                                     "reduce_scatter"),
+    "alltoall_base": (lambda rank: WORLD().alltoall_base(EMPTY(), X, [], []).wait(), "all_to_all"),
+    "gather, of the group": (lambda rank: WORLD().gather([PARTS] if rank == 0 else [], [X[:2]]).wait(), "gather"),
+}  # fmt: skip
+
+
+def backend():
+    return dist.group.WORLD._get_backend(torch.device("cpu"))
+
+
 def counted(world, names):
     found = {}
     for name in names:
