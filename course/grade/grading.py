@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import re
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -20,6 +19,7 @@ from course.grade.feedback import REVIEW
 from course.grade.jail import User
 from course.grade.patience import Patient
 from course.grade.reports import BLOCKED, MISSING
+from course.grade.review import suspicious
 from course.grade.submissions import Submission
 
 MOST_LETTERS, MOST_OF_NOTE = 20_000, 1000  # of an answer in words or a hint; a cell of a spreadsheet has 32,767
@@ -41,7 +41,7 @@ def grade(assignment: Assignment, submission: Submission, user: User, secret: by
     if not submission.listed:
         notes.append(f"{REVIEW}{submission.student} is not on the roster: is the name spelled differently there?")
     notes += _other_rows(assignment, notebooks)
-    notes += [f"{REVIEW}{what} in {book.name}" for book in notebooks for what in _suspicious(book)]
+    notes += [f"{REVIEW}{what} in {book.name}" for book in notebooks for what in suspicious(book)]
     by_hand = assignment.by_hand.items()
     texts = {name: _text(notebooks, name, (asked, in_table[name]), notes) for name, asked in by_hand}
     notes += [f"no cell for question {name}" for name, text in texts.items() if text is None and notebooks]
@@ -89,40 +89,6 @@ def _other_rows(assignment: Assignment, notebooks: list[Notebook]) -> list[str]:
         "that file with --rows"
         for e, row in other
     ]
-
-
-# Code that no answer needs. It costs no points: a person looks at it. The imports in the book's cells are exceptions,
-# word for word. Each pattern must be fast: a line may have millions of letters.
-_SUSPICIOUS = {
-    "course": r"(?m)^(?!from course\.check import check(?:, hint)?(?:, progress)?$"
-    r"|from course\.check\.bill import bill$|from course\.check\.refusals import broken_layouts$"
-    r"|from course\.practise import sick_run$)"
-    r"[^\n]*\bcourse\s*\.\s*(?:check|exercises|practise|grade|release)\b"
-    r"|from\s+course\s+import|\bimport\s[^\n]{0,80}\bcourse\s*(?:[,;#]|as\b|$)"
-    r"|\bcourse\s*/\s*\w|[\"']check[\"']|[\"']course[\"'](?!, \"book\"\):$)|getattr\(\s*course\b",
-    "lib.runtime": r"\blib\s*[./]\s*runtime\b|from\s+lib\s+import(?:\\\n|[^\n]){0,80}\bruntime\b"
-    r"|from\s+lib\s+import\s*\([^)]{0,80}\bruntime\b",
-    "modules": r"(?m)sys\.modules(?!\.get\(name\), \"__file__\", None\)$| and not \(origin and has_book\()"
-    r"|from\s+sys\s+import|\bsys\s+as\b|\bpkgutil\b|\brunpy\b"
-    r"|\bimportlib\b(?!\.util, os, subprocess, sys, zipfile$|\.util\.find_spec\(\"lib\"\) if spec|"
-    r"\.util\.find_spec\(\"lib\"\)$)",
-    "what functions are made of": r"__(?:globals|builtins|subclasses|code|closure|getattribute|mro|bases)__"
-    r"|\bbuiltins\b",
-    "/proc": r"/proc\b",
-    "frames": r"(?m)_getframe|currentframe|gc\.get_|\b[ft]b?_(?:back|frame|globals|locals)\b|walk_stack"
-    r"|\binspect[ \t]*(?:[.,;]|as\b|import\b|$)",
-    "ctypes": r"\bctypes\b",
-    "sockets": r"\bimport\s+socket|from\s+socket",
-    "code from a string": r"(?<![.\w])(?:exec|eval|compile)\s*\(|__import__",
-    # The first cell of each notebook fetches the book with such a run.
-    "processes": r"\bos\.(fork|kill|setsid|exec\w*|spawn\w*|system)\b|from subprocess\b|\bsubprocess as\b"
-    r"|\bsubprocess\.(?!PIPE\b|STDOUT\b|run\(command, stdout=subprocess\.PIPE, stderr=subprocess\.STDOUT, text=True\))",
-}
-
-
-def _suspicious(notebook: Notebook) -> list[str]:
-    text = "\n".join(text for _, text in notebook.cells)
-    return [what for what, pattern in _SUSPICIOUS.items() if re.search(pattern, text)]
 
 
 def _seed(secret: bytes, *of: str) -> int:

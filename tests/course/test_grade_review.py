@@ -7,7 +7,7 @@ import pytest
 
 from course.check.source import Notebook, read_notebook
 from course.grade.assignment import read_assignment
-from course.grade.grading import _suspicious
+from course.grade.review import suspicious
 from course.release.notebooks import homework
 
 ROOT = Path(__file__).parents[2]
@@ -16,7 +16,7 @@ IMPORTS = "import torch\n\nfrom course.check import check, progress\nfrom lib im
 
 
 def notes(*cells):
-    return _suspicious(Notebook("a.ipynb", tuple(("a cell", cell) for cell in (SETUP, IMPORTS, *cells))))
+    return suspicious(Notebook("a.ipynb", tuple(("a cell", cell) for cell in (SETUP, IMPORTS, *cells))))
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_what_the_book_gives_out_and_its_own_answers_get_no_note(path, kind, tmp
 
     for name, book in homework(ROOT, kind, read_assignment(str(path))).items():
         nbformat.write(book, tmp_path / name)
-        assert _suspicious(read_notebook(str(tmp_path / name))) == [], name
+        assert suspicious(read_notebook(str(tmp_path / name))) == [], name
 
 
 LONG = [
