@@ -55,6 +55,28 @@ def notes(*cells):
         ("exec('x')", "code from a string"),
         ("f = __import__", "code from a string"),
         ("subprocess.run(['cat', 'x'])", "processes"),
+        ("import multiprocessing as mp", "processes"),
+        ("getattr(comm, 'cal' + 'ls')", "an attribute whose name is computed"),
+        ("getattr(x, f'{a}{b}')", "an attribute whose name is computed"),
+        ("name = 'reg' + 'rets'\ngetattr(x, name, None)", "an attribute whose name is computed"),
+        ("operator.attrgetter('sta' + 'rts')(x)", "an attribute whose name is computed"),
+        ("x.__dict__['a']", "what functions are made of"),
+        ("vars(comm)['calls']", "what functions are made of"),
+        ("comm.calls.listeners[-1]", "what functions are made of"),
+        ("comm._all_reduce(x)", "messages that are not counted"),
+        ("dist.distributed_c10d._get_default_store().set('a', b'1')", "messages that are not counted"),
+        ("dist.FileStore('a', 2)", "messages that are not counted"),
+        ("torch.ops.c10d.allreduce_([x])", "messages that are not counted"),
+        ("torch.save(x, f'/dev/shm/{rank}')", "files"),
+        ("x.numpy().tofile('a')", "files"),
+        ("np.memmap('a')", "files"),
+        ("open('a', 'wb')", "files"),
+        ("os.open('a', 1)", "files"),
+        ("Path('a').write_text('1')", "files"),
+        ("torch.from_file('a', shared=True)", "files"),
+        ("from multiprocessing import shared_memory", "files"),
+        ("x.share_memory_()", "files"),
+        ("import logging.handlers", "sockets"),
     ],
 )
 def test_a_person_looks(code, note):
@@ -72,10 +94,18 @@ def test_a_person_looks(code, note):
         "list(model.modules())",
         "# the runtime of lib; I inspect the gradients",
         'check("03.1", average_gradients, points=2)',
+        "getattr(module, 'weight')\nsetattr(module, name, value)\nhasattr(x, name)",
+        "store = {}\nstore['a'] = dist.get_rank()\ndist.group.WORLD",
+        "restored = model.load_state_dict(saved)\nx.saved()",
     ],
 )
 def test_nobody_looks(code):
     assert notes(code) == []
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.glob("solutions/*.ipynb")), ids=lambda path: path.stem[:2])
+def test_no_solution_of_the_book_gets_a_note(path):
+    assert suspicious(read_notebook(str(path))) == []
 
 
 @pytest.mark.parametrize("path", sorted(ROOT.glob("course/assignments/*.json")), ids=lambda path: path.stem)

@@ -147,7 +147,7 @@ def least_regret(trainings):
         return max(found[one].total / found[best].total for found, best in zip(seconds, bests))
 
     first, second = (seconds[1][best] for best in bests)
-    lost = {kind: getattr(first, kind) - getattr(second, kind) for kind in Seconds._fields}
+    lost = {kind: first._asdict()[kind] - second._asdict()[kind] for kind in Seconds._fields}
     loss = first.total / second.total - 1
     layout = min(layouts, key=larger_regret)
     return layout, loss, max(lost, key=lost.get)
@@ -244,7 +244,7 @@ in the reason:
 max(lost, key=lost.get) => "network"
     Your reason is no name of a kind of time.
         Return one of the names, such as `tp`.
-getattr(first, kind) - getattr(second, kind) => getattr(first, kind)
+first._asdict()[kind] - second._asdict()[kind] => first._asdict()[kind]
     The reason is not what takes most of the time, as matmuls do.
         Take the largest difference between the two layouts.
 max(lost, key=lost.get) => "optimizer"
@@ -266,8 +266,8 @@ or return max(found => return (100 * (max(found
 zip(seconds, bests)) => zip(seconds, bests))))
 or max(found[one].total / found[best].total for => max((2 * (found[one].total / found[best].total)) for
 or max(found[one].total / found[best].total for => max((100 * (found[one].total / found[best].total)) for
-or getattr(first, kind) - getattr(second, kind) => (2 * (getattr(first, kind) - getattr(second, kind)))
-or getattr(first, kind) - getattr(second, kind) => (100 * (getattr(first, kind) - getattr(second, kind)))
+or first._asdict()[kind] - second._asdict()[kind] => (2 * (first._asdict()[kind] - second._asdict()[kind]))
+or first._asdict()[kind] - second._asdict()[kind] => (100 * (first._asdict()[kind] - second._asdict()[kind]))
     The smallest or the largest of several is the same when all are multiplied.
 in Seconds._fields} => in [*(Seconds._fields)][1:]}
 or in Seconds._fields} => in [*(Seconds._fields)][:-1]}
