@@ -574,3 +574,30 @@ def test_nearly_right_answers_do_not_pass(exercise_id):
     for i, (cases, (_, words)) in enumerate(zip(seen, NEARLY[exercise_id], strict=True)):
         hints = " ".join(" ".join(case.advice for case in cases).split())
         assert "FAIL" in {case.status for case in cases} and words in hints, (i, cases)
+
+
+def by_the_groups_method(x, inside, across):
+    dist.group.WORLD.allreduce([x]).wait()
+    return x
+
+
+def with_an_extra_message(by):
+    def program(gradients, copies, max_norm, groups):
+        by().allreduce([torch.zeros(100, dtype=torch.float64)]).wait()
+        return e133.clip_over_axes(gradients, copies, max_norm, groups)
+
+    return program
+
+
+@pytest.mark.thorough("eight ranks", keep=1)
+@pytest.mark.parametrize(
+    ("exercise_id", "answer"),
+    [
+        ("16.1", by_the_groups_method),
+        ("13.3", with_an_extra_message(lambda: dist.group.WORLD)),
+        ("13.3", with_an_extra_message(lambda: dist.group.WORLD._get_backend(torch.device("cpu")))),
+    ],
+)
+def test_messages_by_the_methods_of_a_process_group_count(exercise_id, answer):
+    ((verdict,),) = judge(EXERCISES[exercise_id], [answer], seed=3)
+    assert verdict.status == "FAIL" and "sent" in verdict.hint, verdict
