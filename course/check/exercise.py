@@ -75,6 +75,9 @@ class Exercise:
         mistakes: a FAIL prints the hint of the first that fits.
         reference: inputs -> the results of each rank, computed by one process; None: the results of the first right
             program.
+        decide: (results of a rank, its inputs) -> the results that are compared. It runs where the judge is: an answer
+            cannot reach what it compares with, as it could in `body`.
+        withheld: entries of the inputs that ranks do not get, for `decide` and `reference`.
         ranks: number of ranks of each case; 2 is left out where a wrong program is right with two.
         parts: words; for each, the entries whose names contain it are a case with its own points.
         tolerances: word → tolerance of the tensors in entries whose names contain it, relative to the largest element;
@@ -95,6 +98,8 @@ class Exercise:
     mistakes: tuple[Mistake, ...]
     right: tuple[Callable, ...] = ()
     reference: Callable[[list[Data]], list[Data]] | None = None
+    decide: Callable[[Data, Data], Data] | None = None
+    withheld: tuple[str, ...] = ()
     ranks: tuple[int, ...] = (3, 4)
     parts: tuple[str, ...] = ("",)
     tolerances: Tolerances = field(default_factory=dict)

@@ -70,6 +70,33 @@ def _load(answer: Answer | Edited) -> Callable:
 
 def in_ranks(exercise: Exercise, answers: Sequence[Callable], inputs: list[Data]) -> list[list[Data] | NoAnswer]:
     """For each answer, the results of all ranks, or the reason why there are none."""
+    return decided(exercise, _in_ranks(exercise, answers, for_ranks(exercise, inputs)), inputs)
+
+
+def for_ranks(exercise: Exercise, inputs: list[Data]) -> list[Data]:
+    """The inputs that ranks get."""
+    return [{name: x for name, x in given.items() if name not in exercise.withheld} for given in inputs]
+
+
+def decided(
+    exercise: Exercise, outcomes: list[list[Data] | NoAnswer], inputs: list[Data]
+) -> list[list[Data] | NoAnswer]:
+    """What ranks returned, as it is compared: each rank's results after `exercise.decide`."""
+    if not exercise.decide:
+        return outcomes
+
+    def each(got: list[Data] | NoAnswer) -> list[Data] | NoAnswer:
+        if isinstance(got, NoAnswer):
+            return got
+        try:
+            return [exercise.decide(found, given) for found, given in zip(got, inputs, strict=True)]
+        except Exception as error:  # an answer that took over its rank may return anything
+            return NoAnswer(FAIL, f"The result of your function cannot be read: {type(error).__name__}: {error}")
+
+    return [each(got) for got in outcomes]
+
+
+def _in_ranks(exercise: Exercise, answers: Sequence[Callable], inputs: list[Data]) -> list[list[Data] | NoAnswer]:
     timeout_s = exercise.timeout_s * len(answers)
     sent = [_Loaded(answer) if isinstance(answer, Answer | Edited) else answer for answer in answers]
     try:
@@ -78,7 +105,7 @@ def in_ranks(exercise: Exercise, answers: Sequence[Callable], inputs: list[Data]
         if len(answers) == 1:
             about = {"fault": type(error) is RunError, "slow": isinstance(error, RunTimeout)}
             return [NoAnswer(*_why_none(exercise, error), _stuck(error), **about)]
-        return [outcome for answer in answers for outcome in in_ranks(exercise, [answer], inputs)]
+        return [outcome for answer in answers for outcome in _in_ranks(exercise, [answer], inputs)]
     return [list(got) for got in zip(*results, strict=True)]
 
 

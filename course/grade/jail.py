@@ -37,7 +37,7 @@ import course.exercises
 import course.practise
 from course.check.compare import Data
 from course.check.exercise import Exercise
-from course.check.running import FAIL, NoAnswer, in_ranks
+from course.check.running import FAIL, NoAnswer, decided, for_ranks, in_ranks
 from course.grade import refused, sight
 from course.grade.returns import MOST_BYTES, pack, unpack
 from lib.runtime import server
@@ -128,12 +128,13 @@ class Jail:
     ) -> list[list[Data] | NoAnswer]:
         """As `course.check.judge.in_ranks`; a jail that dies or hangs is a `NoAnswer` for all answers."""
         limit_s = len(answers) * (exercise.timeout_s + SLACK_S)
+        given = for_ranks(exercise, inputs)
         # The jail may stop between two bytes, and then neither sending nor receiving would end.
         too_late = threading.Timer(limit_s, self._leash.close)
         too_late.start()
         try:
             try:
-                self._conn.send_bytes(cloudpickle.dumps((exercise.body, exercise.timeout_s, list(answers), inputs)))
+                self._conn.send_bytes(cloudpickle.dumps((exercise.body, exercise.timeout_s, list(answers), given)))
                 raw = self._conn.recv_bytes(MOST_BYTES)
             finally:
                 too_late.cancel()
@@ -152,7 +153,7 @@ class Jail:
             return [NoAnswer(FAIL, why)] * len(answers)
         if faults := [x.hint for x in outcomes if isinstance(x, NoAnswer) and x.fault]:
             raise JailError(faults[0])
-        return outcomes
+        return decided(exercise, outcomes, inputs)
 
     def close(self) -> None:
         """End it, with all of its processes and files."""

@@ -9,6 +9,7 @@ import os
 import pickle
 import sys
 import types
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from textwrap import indent
@@ -19,7 +20,7 @@ import torch
 
 import lib
 from course.check.catalogue import EXERCISES
-from course.check.running import NoAnswer
+from course.check.running import NoAnswer, decided
 from course.grade import jail, sight
 from course.grade.__main__ import USER
 from course.grade.assignment import read_assignment
@@ -230,3 +231,20 @@ def test_an_error_that_a_students_code_wrote_is_for_the_teacher(tmp_path, monkey
     assert given["digest"] is None and "SECRET" in given["notes"][0]
     told = feedback(asked, given, 0, {}) + json.dumps(gradescope(given))
     assert "could not be graded" in told and "SECRET" not in told
+
+
+@pytest.mark.parametrize("exercise_id", ["14.6"])
+def test_what_decides_is_not_where_the_answer_is(exercise_id):
+    """`decide` has what is right, and runs in the process of the judge."""
+    exercise = EXERCISES[exercise_id]
+    sent = {f.__qualname__ for f in reached(exercise.body)}
+    decides = {f.__qualname__ for f in reached(exercise.decide)} - sent
+    assert "regrets" in decides, decides
+
+
+def test_what_cannot_be_decided_is_no_answer():
+    exercise = replace(EXERCISES["14.6"], ranks=(1,))
+    inputs = exercise.inputs(torch.Generator().manual_seed(1), 1)
+    for forged in ({}, {"what was returned": 3}, {"what was returned": [[[1], 2, 3]] * 3}):
+        (got,) = decided(exercise, [[forged]], inputs)
+        assert isinstance(got, NoAnswer) and got.hint.startswith("The result of your function cannot be read")

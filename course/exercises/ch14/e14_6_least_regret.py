@@ -19,7 +19,7 @@ from lib.planner.training import GPUS, PRESET_MODELS, stack_for
 
 NEAR, TRIED = 0.01, 3
 PARTS = CHOICE, LOSS, REASON = ("the layout", "the number", "the reason")
-HOLDS = "right"
+HOLDS, TOLD = "right", "what was returned"
 REFUSED = {NODE: NODE, PIPELINE_ZERO3: PIPELINE_ZERO3, MODEL_STATES: "does not fit", KEPT: "does not fit"}
 
 # A cluster in two cases, which differ in the GB/s of the network and in the fraction of tp sums exposed.
@@ -86,25 +86,35 @@ def lost(trainings):
 
 
 def body(answer, group, given):
-    found = {CHOICE: HOLDS, REASON: HOLDS, LOSS: []}
-    for cluster in given["clusters"]:
+    return {TOLD: [told(answer(either_way(cluster))) for cluster in given["clusters"]]}
+
+
+def told(result):
+    """A layout as a list, or what there is in its place; a number and a reason as they are."""
+    layout, loss, reason = several(result, len(PARTS))
+    found = layout_of(layout)
+    return [[*found] if found else "nothing" if layout is None else "no layout", loss, reason]
+
+
+def decide(found, given):
+    verdicts = {CHOICE: HOLDS, REASON: HOLDS, LOSS: []}
+    for cluster, (layout, loss, reason) in zip(given["clusters"], found[TOLD], strict=True):
         trainings = either_way(cluster)
-        layout, loss, reason = several(answer(trainings), len(PARTS))
         judged = regrets(trainings)
-        found[LOSS].append(known_number(loss, [judged.of[judged.bests[0]][1]]))
-        verdicts = {CHOICE: of_layout(trainings, layout), REASON: of_reason(trainings, word(reason))}
-        for part, (verdict, figures) in verdicts.items():
-            if found[part] == HOLDS and verdict != HOLDS:
+        verdicts[LOSS].append(known_number(loss, [judged.of[judged.bests[0]][1]]))
+        each = {CHOICE: of_layout(trainings, layout), REASON: of_reason(trainings, word(reason))}
+        for part, (verdict, figures) in each.items():
+            if verdicts[part] == HOLDS and verdict != HOLDS:
                 title = f"{cluster.model} on {cluster.gpus} GPUs, {cluster.million_tokens} Mi tokens"
-                found |= {part: verdict, part + SEEN: f"{title}\n{figures}" if figures else ""}
-    return found
+                verdicts |= {part: verdict, part + SEEN: f"{title}\n{figures}" if figures else ""}
+    return verdicts
 
 
 def of_layout(trainings, result):
     """A verdict, and the figures that show it."""
-    layout = layout_of(result)
-    if layout is None:
-        return "nothing" if result is None else "no layout", ""
+    if isinstance(result, str):
+        return result, ""
+    layout = Layout4D(*result)
     for run in trainings:
         word, why = binds(run, layout)
         if word != NOTHING_BINDS:
