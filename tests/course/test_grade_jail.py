@@ -20,7 +20,7 @@ import torch
 
 import lib
 from course.check.catalogue import EXERCISES
-from course.check.running import NoAnswer, decided
+from course.check.running import NoAnswer, decided, for_ranks
 from course.grade import jail, sight
 from course.grade.__main__ import USER
 from course.grade.assignment import read_assignment
@@ -233,13 +233,20 @@ def test_an_error_that_a_students_code_wrote_is_for_the_teacher(tmp_path, monkey
     assert "could not be graded" in told and "SECRET" not in told
 
 
-@pytest.mark.parametrize("exercise_id", ["14.6"])
-def test_what_decides_is_not_where_the_answer_is(exercise_id):
+def test_what_decides_is_not_where_the_answer_is():
     """`decide` has what is right, and runs in the process of the judge."""
-    exercise = EXERCISES[exercise_id]
+    exercise = EXERCISES["14.6"]
     sent = {f.__qualname__ for f in reached(exercise.body)}
-    decides = {f.__qualname__ for f in reached(exercise.decide)} - sent
-    assert "regrets" in decides, decides
+    assert "regrets" in {f.__qualname__ for f in reached(exercise.decide)} - sent
+
+
+@pytest.mark.parametrize("exercise_id", [i for i, e in EXERCISES.items() if e.withheld])
+def test_right_numbers_are_withheld(exercise_id):
+    exercise = EXERCISES[exercise_id]
+    inputs = exercise.inputs(torch.Generator().manual_seed(1), exercise.ranks[0])
+    assert all({*exercise.withheld} <= given.keys() for given in inputs)
+    assert not any({*exercise.withheld} & given.keys() for given in for_ranks(exercise, inputs))
+    assert not {"known", "right"} & {name for given in for_ranks(exercise, inputs) for name in given}
 
 
 def test_what_cannot_be_decided_is_no_answer():

@@ -24,7 +24,9 @@ def inputs(generator, n):
     small, medium = (96 * whole(generator, *between) for between in ((8, 16), (24, 40)))
     large = 96 * whole(generator, 120, 200)
     cases = [[one] * 5, [medium, small, large, small, medium], [large, medium, small]]
-    return everywhere({"cases": cases, "peaks": [float(peak_bytes(sizes, n)) for sizes in cases]}, [{}] * n)
+    return everywhere(
+        {"cases": cases, "peaks": [float(peak_bytes(sizes, n)) for sizes in cases], "ranks": n}, [{}] * n
+    )
 
 
 class GivenUnit(nn.Module):
@@ -56,12 +58,17 @@ def measured(group, sizes):
 
 def body(answer, group, given):
     found, seen = {}, []
-    for sizes, right in zip(given["cases"], given["peaks"], strict=True):
+    for sizes in given["cases"]:
         name, predicted = call("peak_bytes", (sizes, group.size)), answer(list(sizes), group.size)
+        found[name] = predicted
         # On a machine that is busy the measured peak can be lower by a buffer: it is shown, and does not judge.
-        found[name] = CLOSE if known_number(predicted, [right]) is right else predicted
         seen.append(f"{name}: predicted {predicted!s:.20}, measured {measured(group, tuple(sizes))}")
     return found | {SEEN: "\n".join(seen)}
+
+
+def decide(found, given):
+    peaks = {call("peak_bytes", (sizes, given["ranks"])): peak for sizes, peak in zip(given["cases"], given["peaks"])}
+    return found | {name: CLOSE for name, peak in peaks.items() if known_number(found[name], [peak]) is peak}
 
 
 def reference(given):
@@ -146,4 +153,4 @@ complete = unit + unit / 4 + => complete = unit + unit / 3 +
     A twelfth of a unit is less than the 1% by which an answer may differ from the measured peak.
 """
 
-EXERCISE = exercise(globals(), points=2, right=(peak_bytes, by_events), ranks=(3,), timeout_s=20)
+EXERCISE = exercise(globals(), points=2, right=(peak_bytes, by_events), ranks=(3,), timeout_s=20, withheld=("peaks",))

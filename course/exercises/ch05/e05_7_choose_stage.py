@@ -14,7 +14,7 @@ from lib.cost import state_bytes, zero_wire_bytes
 from lib.cost.sizes import RECIPES
 
 PARTS = CHOICE, SENT, DEFENCE = ("the choice", "the bytes", "the defence")
-HOLDS = "right"
+HOLDS, TOLD = "right", "what was returned"
 PLAIN, ONE, TWO, TWO_ONCE = "plain", "zero-1", "zero-2", "zero-2, once"
 THREE, THREE_ONCE, THREE_KEPT = "zero-3", "zero-3, once", "zero-3, kept"
 STAGES = {PLAIN: 0, ONE: 1, TWO: 2, TWO_ONCE: 2, THREE: 3, THREE_ONCE: 3, THREE_KEPT: 3}
@@ -91,9 +91,13 @@ def title(way, m):
 
 
 def body(answer, group, given):
+    return {TOLD: [[*several(answer(case, proposed), 5)] for case, proposed in given["cases"]]}
+
+
+def decide(told, given):
     found = {part: [] for part in PARTS}
-    for (case, proposed), ((least, reason, by), best) in zip(given["cases"], given["right"], strict=True):
-        way, m, sent, why, number = several(answer(case, proposed), 5)
+    each = zip(told[TOLD], given["cases"], given["right"], strict=True)
+    for (way, m, sent, why, number), (case, proposed), ((least, reason, by), best) in each:
         mine = title(word(way), known_number(m, range(1, case.sequences + 1)))
         judged = {
             CHOICE: (HOLDS if mine in best else mine, HOLDS),
@@ -312,5 +316,12 @@ answer(defend=lambda proposed, mine, room: ("sent", proposed[1] - mine[1]))
 """
 
 EXERCISE = exercise(
-    globals(), points=3, right=(by_search, on_paper), edited=(answer,), title="choose_stage", ranks=(1,), parts=PARTS
+    globals(),
+    points=3,
+    right=(by_search, on_paper),
+    edited=(answer,),
+    title="choose_stage",
+    ranks=(1,),
+    parts=PARTS,
+    withheld=("right",),
 )
