@@ -181,11 +181,10 @@ def _checkers(assignment: Assignment) -> set[str]:
 
 
 def library() -> dict[str, bytes]:
-    """The files that notebooks import; no caches, and no homework, which has model answers."""
+    """The files that notebooks import, without caches."""
     found = (path for place in LIBRARY for path in (BOOK / place, *(BOOK / place).rglob("*")))
     files = [path for path in sorted(found) if path.is_file() and path.suffix != ".pyc"]
-    named = {path.relative_to(BOOK).as_posix(): path for path in files}
-    return {name: path.read_bytes() for name, path in named.items() if not name.startswith("course/assignments/")}
+    return {path.relative_to(BOOK).as_posix(): path.read_bytes() for path in files}
 
 
 def packages(names: Iterable[str]) -> list[str]:

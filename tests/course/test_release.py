@@ -55,17 +55,6 @@ def cells_of(folder, pattern="*.ipynb"):
     return [nbformat.read(path, as_version=4).cells for path in sorted(folder.glob(pattern))]
 
 
-@pytest.fixture(scope="module")
-def released(tmp_path_factory):
-    """Folders of all homeworks, the zips beside what is in them."""
-    out = tmp_path_factory.mktemp("release")
-    assert main([*FILES.values(), "--out", str(out)]) == 0
-    for path in out.glob("*/*.zip"):
-        with zipfile.ZipFile(path) as archive:
-            archive.extractall(path.with_suffix(""))
-    return out
-
-
 def test_each_part_of_the_book_has_a_homework():
     chapters = [chapter for one in ASSIGNMENTS.values() for chapter in one.chapters]
     assert sorted(chapters) == [f"{k:02}" for k in range(1, 15)], "each chapter in one homework"
@@ -209,47 +198,6 @@ def test_a_folder_of_somebody_else_is_not_replaced(tmp_path, capsys):
     mine.unlink()
     for _ in ("into an empty folder", "again"):
         assert main([FILES["hw6"], "--out", str(tmp_path)]) == 0
-
-
-def test_a_site_for_students_has_no_solutions(tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(ROOT / "tools")
-    import student_site
-
-    student_site.copy(tmp_path / "book")
-    names = [path.relative_to(tmp_path / "book").as_posix() for path in (tmp_path / "book").rglob("*")]
-    assert "exercises/03_data_parallelism.ipynb" in names and "_toc.yml" in names
-    assert not [name for name in names if name.startswith(("solutions", "tests/"))]
-    for path in [tmp_path / "book" / "_toc.yml", *(tmp_path / "book").glob("exercises/*.ipynb")]:
-        assert "solutions/" not in path.read_text(), path.name
-
-
-@pytest.mark.thorough("it builds a page")
-def test_a_built_page_for_students_has_no_answer(tmp_path, monkeypatch):
-    """One page of exercises, nothing of it executed: the page, its source, the search and the zips of the site."""
-    monkeypatch.syspath_prepend(ROOT / "tools")
-    import student_site
-
-    book = tmp_path / "book"
-    student_site.copy(book)
-    (book / "_toc.yml").write_text("format: jb-book\nroot: exercises/03_data_parallelism\n")
-    config = (book / "_config.yml").read_text()
-    assert "execute_notebooks: cache" in config
-    (book / "_config.yml").write_text(config.replace("execute_notebooks: cache", 'execute_notebooks: "off"'))
-    command = [f"{sys.exec_prefix}/bin/jupyter-book", "build", "."]
-    ended = subprocess.run(command, cwd=book, capture_output=True, text=True, timeout=200)
-    site = book / "_build" / "html"
-    page = site / "exercises" / "03_data_parallelism.html"
-    assert ended.returncode == 0 and page.exists(), ended.stdout + ended.stderr
-    assert "average_gradients" in page.read_text() and "NotImplementedError" in page.read_text()
-    told = nbformat.read(ROOT / "solutions" / "03_data_parallelism.ipynb", as_version=4).cells
-    answers = [c.source.splitlines()[0][:60] for c in told if "solution-only" in c.metadata.get("tags", ())]
-    assert len(answers) > 5
-    for path in [p for p in site.rglob("*") if p.suffix in (".html", ".ipynb", ".txt") or p.name == "searchindex.js"]:
-        text = path.read_text()
-        assert not [word for word in ("solutions/", "BEGIN SOLUTION", *answers) if word in text], path
-    for path in site.glob("*.zip"):
-        with zipfile.ZipFile(path) as archive:
-            assert not [name for name in archive.namelist() if "solution" in name], path.name
 
 
 # ---- platforms ------------------------------------------------------------------------------------------------------
