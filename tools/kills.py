@@ -131,18 +131,17 @@ def main(args: list[str]) -> int:
         if not any(name in of(i) for i in now):
             print(f"{name} is no exercise and no chapter of course/exercises, such as 03.1 and 03", file=sys.stderr)
             return 2
-    asked = {i for i in now if not only or {*only} & of(i)}
-    rows = {i: old[i] for i in now if i in old and old[i]["source"] == now[i] and not (only and i in asked)}
-    changed = [i for i in now if i not in rows]
+    changed = [i for i in now if i not in old or old[i]["source"] != now[i]]
     if check:
         if stale := changed + [i for i in old if i not in now]:
             print(f"book/kill_table.json is not of today's exercises {', '.join(stale)}: make kills", file=sys.stderr)
         return bool(stale)
-    changed = [i for i in changed if i in asked]
+    asked = [i for i in now if {*only} & of(i)] if only else changed
+    rows = {i: old[i] for i in now if i in old and i not in asked}
     turns, faults = Turns(), []
     with ThreadPoolExecutor(AT_A_TIME) as pool:
-        under_way = {pool.submit(try_one, i, turns): i for i in changed}
-        for done in tqdm(as_completed(under_way), total=len(changed), unit="exercise", disable=None):
+        under_way = {pool.submit(try_one, i, turns): i for i in asked}
+        for done in tqdm(as_completed(under_way), total=len(asked), unit="exercise", disable=None):
             row, lines = done.result()
             faults += lines
             counts = ", ".join(f"{row[name]} {name}" for name in ("right", "wrong", "slips", "mutants"))
@@ -151,7 +150,8 @@ def main(args: list[str]) -> int:
                 rows[under_way[done]] = {"source": now[under_way[done]], **row}
                 keep(rows)
     keep(rows)
-    print(*faults, f"{KEPT.relative_to(ROOT)} has {len(rows)} of {len(now)} exercises", sep="\n")
+    of_today = sum(row["source"] == now[i] for i, row in rows.items())
+    print(*faults, f"{KEPT.relative_to(ROOT)} has {of_today} of {len(now)} exercises as they are now", sep="\n")
     return bool(faults)
 
 

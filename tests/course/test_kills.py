@@ -107,6 +107,18 @@ def test_single_chapters_and_exercises_can_be_tried_again(kills, monkeypatch, on
     assert [*json.loads(kills.KEPT.read_text())] == ["01.1", "12.3", "12.30"]
 
 
+def test_what_was_not_asked_for_stays_as_it_was(kills, monkeypatch, capsys):
+    """Even where it has changed: the table says so itself, and `--check` names it."""
+    for name in ("ch01/e01_1_a", "ch12/e12_3_b"):
+        (kills.EXERCISES / f"{name}.py").write_text("another = 'line'\n")
+    before = json.loads(kills.KEPT.read_text())
+    row = {"right": 2, "wrong": 3, "slips": 4, "mutants": 5}
+    monkeypatch.setattr(kills, "try_one", lambda exercise_id, turns: (row, []))
+    assert kills.main(["12.3"]) == 0 and kills.kept()["01.1"] == before["01.1"]
+    assert "book/kill_table.json has 1 of 2 exercises as they are now" in capsys.readouterr().out
+    assert kills.main(["--check"]) == 1 and "exercises 01.1: make kills" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("name", ["03.9", "1", "12.", "03"])
 def test_what_is_no_exercise_is_not_tried(kills, name, capsys):
     before = kills.KEPT.read_text()
