@@ -131,7 +131,7 @@ notebooks: $(READY) ## write every .ipynb from its .md, run the solutions, gener
 exercises: $(READY) ## generate the exercises from the solutions
 	@$(PY) tools/make_exercises.py
 
-exercise: $(READY) ## begin an exercise: make exercise ID=03.8 NAME=scaled_sum
+exercise: $(READY) ## begin an exercise: make exercise ID=03.9 NAME=scaled_sum
 	@$(PY) tools/new_exercise.py "$(ID)" $(if $(NAME),"$(NAME)")
 
 kills: $(READY) ## judge the right and wrong programs of each exercise that changed (minutes for all), or of ID=03.9

@@ -1,6 +1,7 @@
 """What `make exercise` writes is an exercise at once: right programs pass, wrong ones are named."""
 
 import importlib
+import re
 import runpy
 import shutil
 import subprocess
@@ -66,6 +67,17 @@ def test_what_it_refuses(begin, tmp_path, args, words):
 
 def test_it_overwrites_nothing(begin, tmp_path):
     begin("03.8", "scaled_sum")
-    with pytest.raises(SystemExit, match=r"03\.8 exists: course/exercises/ch03/e03_8_scaled_sum\.py"):
+    begin("03.1", "first")
+    with pytest.raises(SystemExit, match=r"03\.8 exists: course/exercises/ch03/e03_8_scaled_sum\.py; 03\.2 is free"):
         begin("03.8", "other")
     assert len([*(tmp_path / "course/exercises").iterdir()]) == 1
+
+
+@pytest.mark.parametrize("page", ["CONTRIBUTING.md", "book/teaching.md", "Makefile", "tools/new_exercise.py"])
+def test_the_exercise_that_a_page_begins_is_free(page):
+    told = re.findall(r"make exercise ID=(\d\d)\.(\d+)", (ROOT / page).read_text())
+    assert told
+    for chapter, number in told:
+        assert not [*ROOT.glob(f"course/exercises/ch{chapter}/e{chapter}_{number}_*.py")], (
+            f"{page}: the next free one"
+        )
