@@ -131,14 +131,14 @@ notebooks: $(READY) ## write every .ipynb from its .md, run the solutions, gener
 exercises: $(READY) ## generate the exercises from the solutions
 	@$(PY) tools/make_exercises.py
 
-exercise: $(READY) ## begin an exercise: make exercise ID=03.8 NAME=scaled_sum
+exercise: $(READY) ## begin an exercise: make exercise ID=03.9 NAME=scaled_sum
 	@$(PY) tools/new_exercise.py "$(ID)" $(if $(NAME),"$(NAME)")
 
-kills: $(READY) ## judge the right and wrong programs of each exercise that changed (minutes for all)
-	@$(PY) tools/kills.py
+kills: $(READY) ## judge the right and wrong programs of each exercise that changed (minutes for all), or of ID=03.9
+	@$(PY) tools/kills.py $(ID)
 
-assignments: $(READY) ## write the homeworks' handouts, rubrics and files for platforms into _build/assignments
-	@$(PY) -m course.release course/assignments/*.json --out _build/assignments $(if $(ROSTER),--roster $(ROSTER)) $(if $(ROWS),--rows $(ROWS)) $(if $(CASES),--cases $(CASES))
+assignments: $(READY) ## write the homeworks' handouts, rubrics and files for platforms; ASSIGNMENTS=~/course: your own
+	@$(PY) -m course.release --assignments $(or $(ASSIGNMENTS),course/assignments) --out _build/assignments $(if $(ROSTER),--roster $(ROSTER)) $(if $(ROWS),--rows $(ROWS)) $(if $(CASES),--cases $(CASES))
 
 lint: $(READY) ## check style, and that what is generated agrees with its source
 	@$(BIN)/ruff check .

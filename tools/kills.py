@@ -1,7 +1,7 @@
 """Judges the programs that each exercise lists, and keeps what came out in book/kill_table.json, for the book's table.
 
     python tools/kills.py            # what `make kills` runs: exercises that changed since they were last tried
-    python tools/kills.py 03 09.1    # these chapters and exercises, changed or not
+    python tools/kills.py 03 09.1    # these chapters and exercises, changed or not: make kills ID="03 09.1"
     python tools/kills.py --check    # runs nothing; fails naming the exercises that changed
 
 An exercise has changed if its file has changed, but for comments, docstrings and line breaks, or a file that judges
@@ -79,9 +79,11 @@ def try_one(exercise_id: str, turns: Turns) -> tuple[dict, list[str]]:
     """
     from course.check import find, new_seed  # `--check` needs no torch
     from course.check.judge import judge
-    from course.check.tried import try_mutants, try_right, try_slips, try_wrong
+    from course.check.tried import too_few, try_mutants, try_right, try_slips, try_wrong
 
     exercise, seed = find(exercise_id), new_seed()
+    if lines := too_few(exercise):
+        return dict.fromkeys(("right", "wrong", "slips", "mutants"), 0), lines
     turns.begin(exercise_id, alone=False)
     try:
         rows = exercise.rows.values()
@@ -113,6 +115,11 @@ def try_one(exercise_id: str, turns: Turns) -> tuple[dict, list[str]]:
     return numbers | {"equivalent": equivalent, "fail_s": round(fail_s, 1), "machine": machine}, lines
 
 
+def of(exercise_id: str) -> set[str]:
+    """The names under which an exercise is asked for: its own and its chapter's."""
+    return {exercise_id, exercise_id.partition(".")[0]}
+
+
 def main(args: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--check", action="store_true", help="run nothing, fail if an exercise changed")
@@ -120,17 +127,21 @@ def main(args: list[str]) -> int:
     given = parser.parse_args(args)
     check, only = given.check, tuple(given.only)
     now, old = sources(), kept()
-    rows = {i: old[i] for i in now if i in old and old[i]["source"] == now[i] and not (only and i.startswith(only))}
-    changed = [i for i in now if i not in rows]
+    for name in only:
+        if not any(name in of(i) for i in now):
+            print(f"{name} is no exercise and no chapter of course/exercises, such as 03.1 and 03", file=sys.stderr)
+            return 2
+    changed = [i for i in now if i not in old or old[i]["source"] != now[i]]
     if check:
         if stale := changed + [i for i in old if i not in now]:
             print(f"book/kill_table.json is not of today's exercises {', '.join(stale)}: make kills", file=sys.stderr)
         return bool(stale)
-    changed = [i for i in changed if i.startswith(only or "")]
+    asked = [i for i in now if {*only} & of(i)] if only else changed
+    rows = {i: old[i] for i in now if i in old and i not in asked}
     turns, faults = Turns(), []
     with ThreadPoolExecutor(AT_A_TIME) as pool:
-        under_way = {pool.submit(try_one, i, turns): i for i in changed}
-        for done in tqdm(as_completed(under_way), total=len(changed), unit="exercise", disable=None):
+        under_way = {pool.submit(try_one, i, turns): i for i in asked}
+        for done in tqdm(as_completed(under_way), total=len(asked), unit="exercise", disable=None):
             row, lines = done.result()
             faults += lines
             counts = ", ".join(f"{row[name]} {name}" for name in ("right", "wrong", "slips", "mutants"))
@@ -139,7 +150,8 @@ def main(args: list[str]) -> int:
                 rows[under_way[done]] = {"source": now[under_way[done]], **row}
                 keep(rows)
     keep(rows)
-    print(*faults, f"{KEPT.relative_to(ROOT)} has {len(rows)} of {len(now)} exercises", sep="\n")
+    of_today = sum(row["source"] == now[i] for i, row in rows.items())
+    print(*faults, f"{KEPT.relative_to(ROOT)} has {of_today} of {len(now)} exercises as they are now", sep="\n")
     return bool(faults)
 
 

@@ -1,10 +1,11 @@
 """Begins an exercise: its file, which runs as it is, and the cells of its task.
 
-make exercise ID=03.8 NAME=scaled_sum     # course/exercises/ch03/e03_8_scaled_sum.py
-make exercise ID=03.8                     # course/exercises/ch03/e03_8_answer.py
+make exercise ID=03.9 NAME=scaled_sum     # course/exercises/ch03/e03_9_scaled_sum.py
+make exercise ID=03.9                     # course/exercises/ch03/e03_9_answer.py
 """
 
 import argparse
+import itertools
 import re
 import sys
 
@@ -96,13 +97,13 @@ Why the answer is right, and what its mistakes cost.
 
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Begin an exercise.")
-    parser.add_argument("id", help="chapter and number, such as 03.8")
+    parser.add_argument("id", help="chapter and number, such as 03.9")
     parser.add_argument(
         "name", nargs="?", default="answer", help="of the function that the learner writes, such as scaled_sum"
     )
     args = parser.parse_args(arguments)
     if not re.fullmatch(r"\d\d\.[1-9]\d?", args.id):
-        sys.exit(f"ID={args.id} is no exercise: two digits of the chapter, a dot and a number, such as 03.8")
+        sys.exit(f"ID={args.id} is no exercise: two digits of the chapter, a dot and a number, such as 03.9")
     if not re.fullmatch(r"[a-z][a-z0-9_]*", args.name):
         sys.exit(
             f"NAME={args.name} cannot be a file's and a function's: lower case, digits and _, such as scaled_sum"
@@ -113,7 +114,8 @@ def main(arguments: list[str] | None = None) -> None:
         sys.exit(f"there is no solutions/{chapter}_*.md for the exercise {args.id}")
     folder = ROOT / "course" / "exercises" / f"ch{chapter}"
     if there := [path.relative_to(ROOT) for path in folder.glob(f"e{chapter}_{number}_*.py")]:
-        sys.exit(f"exercise {args.id} exists: {there[0]}")
+        free = next(k for k in itertools.count(1) if not [*folder.glob(f"e{chapter}_{k}_*.py")])
+        sys.exit(f"exercise {args.id} exists: {there[0]}; {chapter}.{free} is free")
     names = {
         "id": args.id,
         "name": args.name,

@@ -1,6 +1,7 @@
 """Builds the book without its solutions, for students: python tools/student_site.py
 
-The folder _build/student/ gets a copy of the book without solutions/, and nothing in it links there.
+The folder _build/student/ gets a copy of what the pages are made of, without solutions/, and nothing in it links there.
+What is not named here is not copied: homeworks, tests, and whatever else a teacher keeps beside the book.
 """
 
 import json
@@ -13,6 +14,10 @@ from pathlib import Path
 from make_colab_zip import files
 from set_repository import ROOT
 
+from course.release import LIBRARY
+
+PAGES = *LIBRARY, "book", "chapters", "exercises", "tools", "_config.yml", "_toc.yml", "tiny.py"
+BESIDE = "LICENSE", "LICENSE-text", "README.md", "constraints.txt", "pyproject.toml", "requirements.txt"
 TARGET = ROOT / "_build" / "student"
 LINK = re.compile(r" See also the \[solutions\]\([^)]*\)\.")
 
@@ -20,10 +25,9 @@ LINK = re.compile(r" See also the \[solutions\]\([^)]*\)\.")
 def copy(target: Path) -> None:
     """The book without its solutions, in a new folder."""
     shutil.rmtree(target, ignore_errors=True)
-    for name in files():
-        if not name.startswith(("solutions/", "tests/")):
-            (target / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(ROOT / name, target / name)
+    for name in files(*PAGES, *BESIDE):
+        (target / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(ROOT / name, target / name)
     toc = target / "_toc.yml"
     toc.write_text("".join(line for line in toc.open(encoding="utf-8") if "solutions/" not in line), encoding="utf-8")
     for path in target.glob("exercises/*.ipynb"):

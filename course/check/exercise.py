@@ -153,7 +153,8 @@ def with_variants(exercise: Exercise, *variants: Exercise) -> Exercise:
 
 
 def random(generator: torch.Generator, *shape: int) -> Tensor:
-    return torch.randn(*shape, generator=generator, dtype=DTYPE)
+    """Normally distributed elements in float64; without a shape a scalar, a tensor of shape ()."""
+    return torch.randn(shape, generator=generator, dtype=DTYPE)
 
 
 def drawn(generator: torch.Generator, n: int, alike: Shapes, own: Shapes) -> list[Data]:

@@ -19,9 +19,20 @@ from course.check.mutants import mutants, written
 from course.check.running import FAIL, NoAnswer, in_ranks
 from course.check.slips import slips
 
+FEWEST_RIGHT, FEWEST_WRONG = 2, 3  # programs that an exercise lists, and each of its variants
 AT_ONCE = 6  # mutants in one run, where a run is slow: if one of them raises an error or never ends, each runs alone
 SLOW_S = 10
 Tried = list[tuple[bool, list[CaseVerdict]]]  # of each program, whether it came out as it must, and its cases
+
+
+def too_few(exercise: Exercise) -> list[str]:
+    """A sentence for each kind of program of which the exercise, or a variant of it, has too few."""
+    found = []
+    for row, one in exercise.rows.items():
+        counts = ("right", len(one.right), FEWEST_RIGHT), ("wrong", len(one.mistakes), FEWEST_WRONG)
+        name = f"{exercise.id}, row {row}" if row else exercise.id
+        found += [f"{name} needs {least} {kind} programs, and has {n}" for kind, n, least in counts if n < least]
+    return found
 
 
 def try_right(exercise: Exercise, seed: int) -> Tried:

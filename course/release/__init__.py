@@ -7,6 +7,7 @@ May import `course.check`, `course.grade`.
 No room may import it.
 """
 
-# What a notebook imports.
+# What a notebook imports. The homeworks lie beside the rooms of course/, and are not in it: they have model answers.
+ROOMS = "check", "exercises", "grade", "museum", "practise", "release", "workshop"
 OF_BOOK = "__init__.py", "our_run.py", "explain", "figures", "published", "trials"
-LIBRARY = ("lib", "course", *(f"book/{name}" for name in OF_BOOK))
+LIBRARY = ("lib", "course/__init__.py", *(f"course/{room}" for room in ROOMS), *(f"book/{name}" for name in OF_BOOK))

@@ -1,6 +1,7 @@
 """`python -m course.release course/assignments/hw1.json --out release`: the files of a homework for a course.
 
-Writes a folder named by the homework's id:
+Without a homework it releases all of `--assignments FOLDER`, by default those of the book. Writes a folder named by the
+homework's id:
 
 - `hw1-handout.zip`: for students, with the library and without links to the solutions;
 - with `--roster`, if a question or an exercise has a row per student: in its place `handouts/`, with a zip for each
@@ -56,24 +57,34 @@ Files = Mapping[str, bytes | str]  # by their path in a folder or a zip
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m course.release", description=__doc__.splitlines()[0])
-    parser.add_argument("assignments", nargs="+", metavar="ASSIGNMENT", help="its JSON file")
+    parser.add_argument(
+        "homeworks", nargs="*", metavar="ASSIGNMENT", help="a JSON file; without one, all of a folder"
+    )
+    parser.add_argument("--assignments", metavar="FOLDER", help="of the homeworks; by default course/assignments")
     parser.add_argument("--out", default="release", help="the folder to write into")
     parser.add_argument("--cases", help="a Python file with hidden EXERCISES")
     parser.add_argument("--roster", help="a file with one student per line, by the name of the submission")
     parser.add_argument("--rows", help="a CSV of students and their rows, as teacher/rows.csv; the rest are drawn")
     args = parser.parse_args(argv)
-    failed = False
-    for path in args.assignments:
+    if args.homeworks and args.assignments:
+        parser.error("name homeworks, or their folder with --assignments, and not both")
+    folder = Path(args.assignments or BOOK / "course" / "assignments")
+    if not (homeworks := args.homeworks or [*map(str, sorted(folder.glob("*.json")))]):
+        parser.error(f"{folder} has no homework: a JSON file for each, such as those in course/assignments")
+    failed, paths = False, {}
+    for path in homeworks:
         try:
             assignment = read_assignment(path, args.cases, args.rows)
-            folder = Path(args.out) / assignment.id
-            release(assignment, Path(path), folder, read_roster(args.roster) if args.roster else (), args.cases)
+            if (first := paths.setdefault(assignment.id, path)) != path:
+                raise AssignmentError(f"{path} has the id of {first}, {assignment.id}: give each its own")
+            new = Path(args.out) / assignment.id
+            release(assignment, Path(path), new, read_roster(args.roster) if args.roster else (), args.cases)
         except (AssignmentError, ValueError, OSError) as error:
             print(f"course.release: {error}", file=sys.stderr)
             failed = True
             continue
         points = assignment.max_score + assignment.points_by_hand
-        print(f"{folder}: {len(assignment.exercises)} exercises, {points:g} points")
+        print(f"{new}: {len(assignment.exercises)} exercises, {points:g} points")
         if assignment.rows and not args.roster:
             print(f"  {[*assignment.rows][0]} has a row per student: --roster writes a handout for each")
     return 2 if failed else 0
@@ -92,8 +103,11 @@ def release(
 
     Raises:
         AssignmentError: the folder holds something else, or an exercise has a row per student, and there are no
-            students.
+            students, or the homework or its cases lie where each handout takes its library from.
     """
+    for secret in (path, *([Path(cases)] if cases else [])):
+        if place := next((place for place in LIBRARY if secret.resolve().is_relative_to(BOOK / place)), None):
+            raise AssignmentError(f"{secret} would be in every handout: move it out of {BOOK / place}")
     if _holds_something_else(folder):
         raise AssignmentError(
             f"{folder} would be replaced, and is no earlier release, because it has no {RUBRIC}: move it away, or give "
@@ -139,7 +153,7 @@ def _for_platforms(assignment: Assignment, path: Path, new: Path, cases: str | N
     files["github/.github/workflows/check.yml"] = for_actions(homework(BOOK, "exercises", assignment), needed)
     for name, book in homework(BOOK, "solutions", assignment).items():
         files[f"nbgrader/source/{assignment.id}/{name}"] = nbformat.writes(book)
-        files[f"otter/{name}"] = nbformat.writes(for_otter(book))
+        files[f"otter/{name}"] = nbformat.writes(for_otter(book, needed))
     _write(new, files)
 
 
@@ -181,18 +195,17 @@ def _checkers(assignment: Assignment) -> set[str]:
 
 
 def library() -> dict[str, bytes]:
-    """The files that notebooks import; no caches, and no homework, which has model answers."""
+    """The files that notebooks import, without caches."""
     found = (path for place in LIBRARY for path in (BOOK / place, *(BOOK / place).rglob("*")))
     files = [path for path in sorted(found) if path.is_file() and path.suffix != ".pyc"]
-    named = {path.relative_to(BOOK).as_posix(): path for path in files}
-    return {name: path.read_bytes() for name, path in named.items() if not name.startswith("course/assignments/")}
+    return {path.relative_to(BOOK).as_posix(): path.read_bytes() for path in files}
 
 
 def packages(names: Iterable[str]) -> list[str]:
-    """Names with their versions in `requirements.txt`; JupyterLab is not in it, because the book does not need it."""
-    lines = (BOOK / "requirements.txt").read_text(encoding="utf-8").splitlines()
-    ranges = {re.split(r"[<>=]", line)[0]: line.partition("#")[0].strip() for line in lines}
-    return [ranges.get(name, name) for name in names]
+    """Names with the versions that the book is tried with, as in `torch==2.13.0`: those of `constraints.txt`."""
+    lines = (BOOK / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    pinned = {line.partition("==")[0]: line for line in lines}
+    return [pinned[name] for name in names]
 
 
 def _raw(content: bytes | str) -> bytes:

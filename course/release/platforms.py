@@ -14,7 +14,8 @@ from nbformat import NotebookNode
 from course.grade.assignment import Assignment
 
 NBGRADER = """# nbgrader_config.py: {title}
-# Install the book's library where notebooks are graded: pip install /path/to/the/book
+# Install the book's library where notebooks are graded, and without a copy (-e): a copy has right programs, too.
+# pip install -e /path/to/the/book -c /path/to/the/book/constraints.txt
 c = get_config()
 c.CourseDirectory.course_id = "parallel-by-hand"
 c.ClearSolutions.code_stub = {{"python": "# YOUR CODE HERE\\nraise NotImplementedError"}}
@@ -168,9 +169,10 @@ def _split(packages: Iterable[str]) -> tuple[str, str]:
     return quoted[0], " ".join(quoted[1:])
 
 
-def for_otter(notebook: NotebookNode) -> NotebookNode:
+def for_otter(notebook: NotebookNode, packages: Iterable[str]) -> NotebookNode:
     """A notebook of solutions in the form that `otter assign` reads: questions between raw cells.
 
+    Otter installs the packages where it grades.
     A check is the test of its question. It runs in the student's kernel, so a student can forge its result.
     """
     new, cells = nbformat.v4, []
@@ -180,7 +182,7 @@ def for_otter(notebook: NotebookNode) -> NotebookNode:
     def raw(*texts: str) -> None:
         cells.extend(map(new.new_raw_cell, texts))
 
-    raw("# ASSIGNMENT CONFIG\ncheck_all_cell: false\nexport_cell: false")
+    raw(f"# ASSIGNMENT CONFIG\nrequirements: [{', '.join(packages)}]\ncheck_all_cell: false\nexport_cell: false")
     for cell in notebook.cells:
         marks = cell.metadata.get("nbgrader", {})
         if cell.cell_type == "markdown" and marks.get("solution"):

@@ -14,7 +14,7 @@ You need Python 3.11 or newer on Linux, macOS or WSL. Two cores are enough.
 
 ```
 python3 -m venv .venv
-.venv/bin/pip install torch --index-url https://download.pytorch.org/whl/cpu
+.venv/bin/pip install torch -c requirements.txt --index-url https://download.pytorch.org/whl/cpu
 .venv/bin/pip install -r requirements.txt
 .venv/bin/jupyter lab
 ```

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import subprocess
 from dataclasses import replace
 
 import pytest
@@ -30,6 +31,13 @@ def kills(tmp_path, monkeypatch):
     (tmp_path / "book").mkdir()
     module.keep({i: {"source": source} for i, source in module.sources().items()})
     return module
+
+
+def has(kills, name):
+    """One more exercise."""
+    path = kills.EXERCISES / f"ch{name[1:3]}" / f"{name}.py"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("")
 
 
 @pytest.mark.parametrize(
@@ -80,19 +88,62 @@ def test_only_what_has_changed_is_tried_and_only_what_came_out_right_is_kept(kil
     monkeypatch.setattr(kills, "try_one", try_one)
     (kills.EXERCISES / "ch01" / "e01_1_a.py").unlink()
     for name in ("e03_1_c", "e02_4_d"):
-        (kills.EXERCISES / f"ch{name[1:3]}").mkdir(exist_ok=True)
-        (kills.EXERCISES / f"ch{name[1:3]}" / f"{name}.py").write_text("")
+        has(kills, name)
     assert kills.main([]) == 1 and sorted(tried) == ["02.4", "03.1"]
     assert [*json.loads(kills.KEPT.read_text())] == ["02.4", "12.3"]
     assert "03.1, wrong program 1: it passes" in capsys.readouterr().out
 
 
-def test_single_chapters_can_be_tried_again(kills, monkeypatch):
+@pytest.mark.parametrize(
+    ("only", "named"), [(["12"], ["12.3", "12.30"]), (["12.3"], ["12.3"]), (["01", "12.30"], ["01.1", "12.30"])]
+)
+def test_single_chapters_and_exercises_can_be_tried_again(kills, monkeypatch, only, named):
+    has(kills, "e12_30_c")
+    kills.keep({i: {"source": source} for i, source in kills.sources().items()})
     tried = []
     row = {"right": 2, "wrong": 3, "slips": 4, "mutants": 5}
     monkeypatch.setattr(kills, "try_one", lambda exercise_id, turns: (tried.append(exercise_id) or row, []))
-    assert kills.main(["12"]) == 0 and tried == ["12.3"]
-    assert [*json.loads(kills.KEPT.read_text())] == ["01.1", "12.3"]
+    assert kills.main(only) == 0 and sorted(tried) == named
+    assert [*json.loads(kills.KEPT.read_text())] == ["01.1", "12.3", "12.30"]
+
+
+def test_what_was_not_asked_for_stays_as_it_was(kills, monkeypatch, capsys):
+    """Even where it has changed: the table says so itself, and `--check` names it."""
+    for name in ("ch01/e01_1_a", "ch12/e12_3_b"):
+        (kills.EXERCISES / f"{name}.py").write_text("another = 'line'\n")
+    before = json.loads(kills.KEPT.read_text())
+    row = {"right": 2, "wrong": 3, "slips": 4, "mutants": 5}
+    monkeypatch.setattr(kills, "try_one", lambda exercise_id, turns: (row, []))
+    assert kills.main(["12.3"]) == 0 and kills.kept()["01.1"] == before["01.1"]
+    assert "book/kill_table.json has 1 of 2 exercises as they are now" in capsys.readouterr().out
+    assert kills.main(["--check"]) == 1 and "exercises 01.1: make kills" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["03.9", "1", "12.", "03"])
+def test_what_is_no_exercise_is_not_tried(kills, name, capsys):
+    before = kills.KEPT.read_text()
+    assert kills.main(["12.3", name]) == 2 and kills.KEPT.read_text() == before
+    said = capsys.readouterr()
+    assert said.err == f"{name} is no exercise and no chapter of course/exercises, such as 03.1 and 03\n"
+    assert said.out == ""
+
+
+def test_make_passes_the_exercise_on():
+    command = ["make", "-n", "--no-print-directory", "kills", "ID=03.9"]
+    said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert said.stdout.rstrip().endswith("tools/kills.py 03.9")
+
+
+def test_too_few_programs_are_counted_and_not_tried(monkeypatch):
+    exercise = find("02.4")
+    row = replace(exercise.variants[0], right=exercise.right[:1])
+    monkeypatch.setattr(
+        "course.check.find", lambda i: replace(exercise, mistakes=exercise.mistakes[:2], variants=(row,))
+    )
+    module = tool("kills")
+    counts, lines = module.try_one("02.4", module.Turns())
+    assert lines == ["02.4 needs 3 wrong programs, and has 2", "02.4, row A needs 2 right programs, and has 1"]
+    assert {*counts.values()} == {0}
 
 
 def test_an_exercise_is_counted(monkeypatch):

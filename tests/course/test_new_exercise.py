@@ -1,11 +1,13 @@
 """What `make exercise` writes is an exercise at once: right programs pass, wrong ones are named."""
 
 import importlib
+import re
 import runpy
 import shutil
 import subprocess
 
 import pytest
+import torch
 
 from course.check.judge import judge
 from tests.book.test_repository import ROOT, tool
@@ -22,16 +24,22 @@ def begin(tmp_path, monkeypatch):
     return lambda *args: module.main([*args])
 
 
-def test_it_runs_as_it_is(begin, tmp_path, capsys, monkeypatch):
-    begin("03.8", "scaled_sum")
-    monkeypatch.syspath_prepend(tmp_path / "course/exercises/ch03")
-    exercise = importlib.import_module("e03_8_scaled_sum").EXERCISE
-    assert (exercise.id, exercise.title) == ("03.8", "scaled_sum")
+@pytest.mark.parametrize(("number", "shape"), [(8, (3,)), (9, ())])
+def test_it_runs_as_it_is_and_with_scalars(begin, tmp_path, capsys, monkeypatch, number, shape):
+    begin(f"03.{number}", "scaled_sum")
+    (path,) = tmp_path.glob("course/exercises/ch03/*.py")
+    path.write_text(path.read_text().replace("random(generator, 3)", f"random(generator{', 3' * bool(shape)})"))
+    monkeypatch.syspath_prepend(path.parent)
+    exercise = importlib.import_module(path.stem).EXERCISE
+    assert (exercise.id, exercise.title) == (f"03.{number}", "scaled_sum")
+    assert exercise.inputs(torch.Generator(), 1)[0]["x"].shape == shape
     answers = [*exercise.right, *(mistake.wrong for mistake in exercise.mistakes)]
     hints = [{case.hint.replace("\n", " ") for case in cases} for cases in judge(exercise, answers, seed=1)]
     assert hints == [{""}, {""}, *({mistake.hint} for mistake in exercise.mistakes)]
     task = capsys.readouterr().out
-    assert 'check("03.8", scaled_sum)' in task and "03_data_parallelism.ipynb#" in task and "{" + "{" not in task
+    assert (
+        f'check("03.{number}", scaled_sum)' in task and "03_data_parallelism.ipynb#" in task and "{" + "{" not in task
+    )
 
 
 def test_it_needs_no_name(begin, tmp_path, capsys):
@@ -66,6 +74,17 @@ def test_what_it_refuses(begin, tmp_path, args, words):
 
 def test_it_overwrites_nothing(begin, tmp_path):
     begin("03.8", "scaled_sum")
-    with pytest.raises(SystemExit, match=r"03\.8 exists: course/exercises/ch03/e03_8_scaled_sum\.py"):
+    begin("03.1", "first")
+    with pytest.raises(SystemExit, match=r"03\.8 exists: course/exercises/ch03/e03_8_scaled_sum\.py; 03\.2 is free"):
         begin("03.8", "other")
     assert len([*(tmp_path / "course/exercises").iterdir()]) == 1
+
+
+@pytest.mark.parametrize("page", ["CONTRIBUTING.md", "book/teaching.md", "Makefile", "tools/new_exercise.py"])
+def test_the_exercise_that_a_page_begins_is_free(page):
+    told = re.findall(r"make exercise ID=(\d\d)\.(\d+)", (ROOT / page).read_text())
+    assert told
+    for chapter, number in told:
+        assert not [*ROOT.glob(f"course/exercises/ch{chapter}/e{chapter}_{number}_*.py")], (
+            f"{page}: the next free one"
+        )

@@ -2,6 +2,7 @@
 
 import csv
 import datetime
+import importlib.metadata
 import json
 import os
 import re
@@ -15,6 +16,8 @@ from pathlib import Path
 import nbformat
 import pytest
 import torch
+import yaml
+from packaging.specifiers import SpecifierSet
 
 from course.check import find
 from course.check.catalogue import EXERCISES
@@ -24,7 +27,7 @@ from course.grade.assignment import Late, hidden_ranks, read_assignment
 from course.grade.reports import write_grades
 from course.museum.room import Room
 from course.release import LIBRARY
-from course.release.__main__ import BOOK, main
+from course.release.__main__ import BOOK, NEEDED, TO_WORK, main, packages
 from course.release.notebooks import homework
 from course.release.platforms import OTTER_TEST
 from course.release.words import readme
@@ -53,17 +56,6 @@ def in_zip(path, name):
 def cells_of(folder, pattern="*.ipynb"):
     """Of each notebook in a folder, its cells."""
     return [nbformat.read(path, as_version=4).cells for path in sorted(folder.glob(pattern))]
-
-
-@pytest.fixture(scope="module")
-def released(tmp_path_factory):
-    """Folders of all homeworks, the zips beside what is in them."""
-    out = tmp_path_factory.mktemp("release")
-    assert main([*FILES.values(), "--out", str(out)]) == 0
-    for path in out.glob("*/*.zip"):
-        with zipfile.ZipFile(path) as archive:
-            archive.extractall(path.with_suffix(""))
-    return out
 
 
 def test_each_part_of_the_book_has_a_homework():
@@ -193,6 +185,63 @@ def test_what_cannot_be_released(tmp_path, capsys):
     assert (tmp_path / "out" / "hw6" / "hw6-handout.zip").exists(), "the rest are written"
 
 
+@pytest.fixture
+def written(monkeypatch):
+    """The folders that would be written."""
+    folders = []
+    monkeypatch.setattr("course.release.__main__.release", lambda asked, path, folder, *_: folders.append(folder))
+    return folders
+
+
+def test_all_homeworks_of_a_folder_are_released(tmp_path, capsys, written):
+    """A teacher's own are in a folder outside the book; no folder is named for those of the book."""
+    own, out = tmp_path / "own", ["--out", str(tmp_path / "out")]
+    for name in ("one", "two"):
+        (own / name).mkdir(parents=True)
+        Course(own / name, id=name)
+        (own / name / "hw.json").rename(own / f"{name}.json")
+    assert main(["--assignments", str(own), *out]) == 0
+    assert written == [tmp_path / "out" / "one", tmp_path / "out" / "two"]
+    shutil.copy(own / "one.json", own / "three.json")
+    assert main(["--assignments", str(own), *out]) == 2
+    assert f"{own}/three.json has the id of {own}/one.json, one: give each its own" in capsys.readouterr().err
+    for wrong, words in (
+        (["--assignments", str(own / "one")], "one has no homework: a JSON file for each"),
+        (["--assignments", str(own / "none")], "none has no homework"),
+        (
+            [FILES["hw1"], "--assignments", str(own)],
+            "name homeworks, or their folder with --assignments, and not both",
+        ),
+    ):
+        with pytest.raises(SystemExit, match="2"):
+            main([*wrong, *out])
+        assert words in capsys.readouterr().err
+
+
+def test_the_homeworks_of_the_book_are_those_without_a_name(written):
+    assert main([]) == 0 and [folder.name for folder in written] == [*ASSIGNMENTS]
+
+
+@pytest.mark.parametrize(("given", "folder"), [("", "course/assignments"), ("ASSIGNMENTS=my/course", "my/course")])
+def test_make_releases_a_folder(given, folder):
+    command = ["make", "-n", "--no-print-directory", "assignments", *given.split()]
+    said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert f"-m course.release --assignments {folder} --out _build/assignments" in said.stdout
+
+
+@pytest.mark.parametrize("secret", ["hw.json", "cases.py"])
+def test_what_would_be_in_every_handout_is_refused(tmp_path, monkeypatch, capsys, secret):
+    course = Course(tmp_path, exercises={"03.1": 2})
+    course.has_cases("replace(find('03.1'), ranks=(3, 4, 6))")
+    monkeypatch.setattr("course.release.__main__.LIBRARY", ("lib", f"{tmp_path}/packed"))
+    (tmp_path / "packed").mkdir()
+    (tmp_path / secret).rename(tmp_path / "packed" / secret)
+    homework, cases = (next(tmp_path.rglob(name)) for name in ("hw.json", "cases.py"))
+    assert main([str(homework), "--cases", str(cases), "--out", str(tmp_path / "out")]) == 2
+    assert f"{secret} would be in every handout: move it out of {tmp_path}/packed" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_folder_of_somebody_else_is_not_replaced(tmp_path, capsys):
     mine = tmp_path / "hw6" / "submissions.zip"
     mine.parent.mkdir()
@@ -211,45 +260,35 @@ def test_a_folder_of_somebody_else_is_not_replaced(tmp_path, capsys):
         assert main([FILES["hw6"], "--out", str(tmp_path)]) == 0
 
 
-def test_a_site_for_students_has_no_solutions(tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(ROOT / "tools")
-    import student_site
+# ---- packages -------------------------------------------------------------------------------------------------------
 
-    student_site.copy(tmp_path / "book")
-    names = [path.relative_to(tmp_path / "book").as_posix() for path in (tmp_path / "book").rglob("*")]
-    assert "exercises/03_data_parallelism.ipynb" in names and "_toc.yml" in names
-    assert not [name for name in names if name.startswith(("solutions", "tests/"))]
-    for path in [tmp_path / "book" / "_toc.yml", *(tmp_path / "book").glob("exercises/*.ipynb")]:
-        assert "solutions/" not in path.read_text(), path.name
+PINNED = dict(re.findall(r"^([\w-]+)==(\S+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE))
 
 
-@pytest.mark.thorough("it builds a page")
-def test_a_built_page_for_students_has_no_answer(tmp_path, monkeypatch):
-    """One page of exercises, nothing of it executed: the page, its source, the search and the zips of the site."""
-    monkeypatch.syspath_prepend(ROOT / "tools")
-    import student_site
+def test_all_install_the_packages_that_the_book_is_tried_with(released):
+    """Handouts and the graders of platforms name the versions of `constraints.txt`, and the same ones."""
+    for name in ASSIGNMENTS:
+        graders = {
+            "gradescope/setup.sh",
+            "classroom50/autograder.py",
+            "github/.github/workflows/check.yml",
+            *(path.relative_to(released / name).as_posix() for path in (released / name / "otter").iterdir()),
+        }
+        for file, more in (*((one, ()) for one in graders), (f"{name}-handout/{name}/requirements.txt", TO_WORK)):
+            pins = re.findall(r"\b([\w-]+)==([\d.]+\d)", (released / name / file).read_text())
+            assert sorted(pins) == sorted((one, PINNED[one]) for one in (*NEEDED, *more)), (name, file)
+    readme = (released / "hw2/hw2-handout/hw2/README.md").read_text()
+    assert "pip install torch -c requirements.txt --index-url https://download.pytorch.org/whl/cpu" in readme
 
-    book = tmp_path / "book"
-    student_site.copy(book)
-    (book / "_toc.yml").write_text("format: jb-book\nroot: exercises/03_data_parallelism\n")
-    config = (book / "_config.yml").read_text()
-    assert "execute_notebooks: cache" in config
-    (book / "_config.yml").write_text(config.replace("execute_notebooks: cache", 'execute_notebooks: "off"'))
-    command = [f"{sys.exec_prefix}/bin/jupyter-book", "build", "."]
-    ended = subprocess.run(command, cwd=book, capture_output=True, text=True, timeout=200)
-    site = book / "_build" / "html"
-    page = site / "exercises" / "03_data_parallelism.html"
-    assert ended.returncode == 0 and page.exists(), ended.stdout + ended.stderr
-    assert "average_gradients" in page.read_text() and "NotImplementedError" in page.read_text()
-    told = nbformat.read(ROOT / "solutions" / "03_data_parallelism.ipynb", as_version=4).cells
-    answers = [c.source.splitlines()[0][:60] for c in told if "solution-only" in c.metadata.get("tags", ())]
-    assert len(answers) > 5
-    for path in [p for p in site.rglob("*") if p.suffix in (".html", ".ipynb", ".txt") or p.name == "searchindex.js"]:
-        text = path.read_text()
-        assert not [word for word in ("solutions/", "BEGIN SOLUTION", *answers) if word in text], path
-    for path in site.glob("*.zip"):
-        with zipfile.ZipFile(path) as archive:
-            assert not [name for name in archive.namelist() if "solution" in name], path.name
+
+def test_what_is_pinned_runs_on_each_python_of_the_book():
+    """As these packages say themselves; JupyterLab is not installed here, and no notebook imports it."""
+    asked = {one: importlib.metadata.metadata(one)["Requires-Python"] for one in {*NEEDED, *TO_WORK} - {"jupyterlab"}}
+    assert {one: PINNED[one] for one in asked} == {
+        one: importlib.metadata.version(one).partition("+")[0] for one in asked
+    }
+    old = [(one, p) for one in asked for p in ("3.11.0", "3.12.0", "3.13.0") if p not in SpecifierSet(asked[one])]
+    assert old == []
 
 
 # ---- platforms ------------------------------------------------------------------------------------------------------
@@ -480,8 +519,6 @@ def test_days_are_those_of_the_plan_of_ten_weeks():
 
 
 def test_the_workflow_is_yaml_and_checks_each_notebook(released):
-    import yaml
-
     for name, asked in ASSIGNMENTS.items():
         said = yaml.safe_load((released / name / "github" / ".github" / "workflows" / "check.yml").read_text())
         runs = " ".join(step.get("run", "") for step in said["jobs"]["check"]["steps"])
@@ -503,6 +540,7 @@ def test_otter_gets_a_question_for_each_task_with_the_stub_and_the_hint(released
     asked, begun = ASSIGNMENTS[name], []
     for cells in cells_of(released / name / "otter"):
         raw = [cell.source for cell in cells if cell.cell_type == "raw"]
+        assert yaml.safe_load(raw[0])["requirements"] == packages(NEEDED)
         count = {word: sum(text.startswith(f"# {word}") for text in raw) for word in ("BEGIN", "END")}
         assert count["BEGIN"] == count["END"]
         begun += [text for text in raw if text.startswith("# BEGIN QUESTION")]
