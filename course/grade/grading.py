@@ -148,6 +148,34 @@ def _results(
         got = {"status": status, "points": each[case] if status == PASS else 0.0, "max": each[case]}
         return of | got | {"hidden": ranks in hidden, "hint": "" if status == PASS else shown(hint)}
 
+    answer = _answer(exercise, notebooks, notes)
+    elsewhere = next(filter(None, (book.where_else(exercise.title) for book in reversed(notebooks))), "")
+    if not answer:
+        status = BLOCKED if unread else MISSING
+        why = f"{exercise.title} is not defined" + ", or in a cell or a file that cannot be read" * unread
+        notes += [elsewhere] * bool(elsewhere)
+        return [row(case, status, f"{why}. {elsewhere}".strip()) for case in asked]
+    try:
+        outcomes = _outcomes(exercise, answer, seed, user, hidden)
+        reasons = {hint: _reason(answer, status, hint, elsewhere) for status, hint in outcomes.values()}
+    except Exception as error:  # this exercise fails; the rest keep their points
+        # A student's code may have written the error, with the inputs of a hidden case in it.
+        notes.append(f"{REVIEW}{exercise.title} {UNDECIDED}: {type(error).__name__}: {error}")
+        return [row(case, BLOCKED, f"It {UNDECIDED}.") | {"undecided": True} for case in asked]
+    notes += dict.fromkeys(f"{exercise.id}: {why}" for why in reasons.values() if why)
+    told = {hint: f"{hint}\n{why}" if why else hint for hint, why in reasons.items()}
+    return [row(case, status, told[hint]) for case, (status, hint) in outcomes.items()]
+
+
+def _reason(answer: Answer, status: str, hint: str, elsewhere: str) -> str:
+    """Why an answer may be other than in its notebook; of a stub, where else an answer is."""
+    if status == PASS:
+        return ""
+    return elsewhere if status == TODO else answer.notebook.reason(answer.name, hint)
+
+
+def _answer(exercise: Exercise, notebooks: list[Notebook], notes: list[str]) -> Answer | None:
+    """The answer of the newest notebook in which it is begun; under its own name, or else as its check names it."""
     holders = [notebook for notebook in notebooks if notebook.defines(exercise.title)]
     holders.sort(key=lambda notebook: notebook.names[exercise.title])  # a stub counts only where all are stubs
     if len(holders) > 1:
@@ -155,17 +183,22 @@ def _results(
             f"{exercise.title} is defined in {len(holders)} notebooks; {holders[-1].name} counts, the newest in which"
             " it is begun"
         )
-    if not holders:
-        status = BLOCKED if unread else MISSING
-        why = f"{exercise.title} is not defined" + ", or in a cell or a file that cannot be read" * unread
-        return [row(case, status, f"{why}.") for case in asked]
-    try:
-        outcomes = _outcomes(exercise, Answer(holders[-1], exercise.title), seed, user, hidden)
-    except Exception as error:  # this exercise fails; the rest keep their points
-        # A student's code may have written the error, with the inputs of a hidden case in it.
-        notes.append(f"{REVIEW}{exercise.title} {UNDECIDED}: {type(error).__name__}: {error}")
-        return [row(case, BLOCKED, f"It {UNDECIDED}.") | {"undecided": True} for case in asked]
-    return [row(case, status, holders[-1].with_reason(hint)) for case, (status, hint) in outcomes.items()]
+    checked = [
+        (book, found) for book in notebooks if (found := book.checked(exercise.id)) not in ("", exercise.title)
+    ]
+    if not holders or not holders[-1].names[exercise.title]:
+        if checked:
+            book, found = checked[-1]
+            notes.append(
+                f"{exercise.id}: {found} counts, which the check in {book.name} names, because {exercise.title} is "
+                f"{'as it was handed out' if holders else 'not defined'}; nbgrader and otter judge only that name"
+            )
+            return Answer(book, found)
+    elif checked and checked[-1][0] is holders[-1]:
+        notes.append(
+            f"{exercise.id}: {exercise.title} counts, and the last check in {holders[-1].name} names {checked[-1][1]}"
+        )
+    return Answer(holders[-1], exercise.title) if holders else None
 
 
 def _outcomes(
