@@ -21,7 +21,8 @@ from collections.abc import Collection, Iterator, Sequence
 
 from course.check import FAIL, PASS, find, forget, in_row, missing, progress, record, total, verdict
 from course.check.catalogue import EXERCISES
-from course.check.source import Answer, NotebookError, read_notebook
+from course.check.cells import NotebookError
+from course.check.source import Answer, read_notebook
 
 _NUMBER = re.compile(r"\d{1,2}\.\d+")
 

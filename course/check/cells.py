@@ -15,18 +15,21 @@ from typing import Any
 
 MOST_CODE = 2**20  # letters in all code cells of a notebook; to parse them takes about 600 MB
 SAVE_AS = "open it in JupyterLab, choose Download in the menu File, and take that file"
-_LOOKS_LIKE = {  # the beginning of a file that is no notebook -> what it is, and the way out
+_KINDS = {  # the end of a name -> what the file is, and the way out
+    "zip": "it is a zip: unzip it, and take the notebook in it",
+    "pdf": f"it is a PDF: from the notebook itself, {SAVE_AS}",
+    "html": f"it is a web page, as Export or a browser saves it: from the notebook itself, {SAVE_AS}",
+    "py": "it is a Python script: jupytext --to ipynb FILE makes a notebook of it",
+}
+_LOOKS_LIKE = {  # the beginning of a text -> the same
     r"\s*\Z": f"it is empty: {SAVE_AS}",
-    r"PK": "it is a zip: unzip it, and take the notebook in it",
-    r"%PDF": f"it is a PDF: take the .ipynb. From the notebook itself, {SAVE_AS}",
-    r"\s*<": f"it is a web page, as Export or a browser saves it: take the .ipynb. From the notebook itself, {SAVE_AS}",
-    r"[^{\[]*(?m:^(?:import|from|def|# ?%%|# In\[))": "it is a Python script: "
-    "jupytext --to ipynb FILE makes a notebook of it",
-    r"(?s).*^(?:<<<<<<<|>>>>>>>) ": "it has the marks of a merge that git could not finish (<<<<<<<): decide each of "
+    r"PK": _KINDS["zip"],
+    r"%PDF": _KINDS["pdf"],
+    r"\s*<": _KINDS["html"],
+    r"[^{\[]*^(?:import|from|def|# ?%%|# In\[)": _KINDS["py"],
+    r"(?s:.*)^(?:<<<<<<<|>>>>>>>) ": "it has the marks of a merge that git could not finish (<<<<<<<): decide each of "
     "them, and save",
 }
-
-
 _DEFINED = re.compile(
     r"^[ \t]*+(?:async[ \t]++)?(?:def|class)[ \t]++(\w+)|^(\w++)[ \t]*+(?::[^=\n]*+)?=(?!=)", re.MULTILINE
 )
@@ -53,6 +56,11 @@ def source(cell: dict) -> str:
     """The text of a cell; in format 3, code is called its input."""
     text = cell.get("source", cell.get("input", ""))
     return "".join(map(str, text)) if isinstance(text, list) else str(text)
+
+
+def way_out(name: str) -> str:
+    """What a file is that is no notebook, by the end of its name, and how to make a notebook of it; or ""."""
+    return _KINDS.get(name.rpartition(".")[2].lower(), "")
 
 
 def defined_in(text: str) -> set[str]:

@@ -79,13 +79,15 @@ class Statement:
 
     @cached_property
     def fills(self) -> set[str]:
-        """The names whose objects it may change: `x[0] = 1`, `x.y = 1`, `x += [1]`, `x.append(1)`."""
+        """The names whose objects it may change: `x[0] = 1`, `x.y = 1`, `x += [1]`, `x.append(1)`, `setattr`."""
         found: set[str] = set()
         for node in _at_top(self.node):
             if isinstance(node, (ast.Subscript, ast.Attribute)) and isinstance(node.ctx, (ast.Store, ast.Del)):
                 found.add(_root(node))
             elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
                 found.add(_root(node.func))
+            elif isinstance(node, ast.Call) and node.args and getattr(node.func, "id", "") == "setattr":
+                found.add(_root(node.args[0]))
             elif isinstance(node, ast.AugAssign):
                 found.add(_root(node.target))
         return found - {""}
@@ -168,7 +170,7 @@ def said_by(statements: list[Statement]) -> Mapping[str, str]:
 
 
 def _at_top(statement: ast.stmt) -> Iterator[ast.AST]:
-    """The nodes of a statement, without those in functions, classes and comprehensions, which have names of their own."""
+    """The nodes of a statement, without those in functions, classes and comprehensions, whose names are theirs."""
     left: list[ast.AST] = [statement]
     while left:
         yield (node := left.pop())

@@ -11,10 +11,11 @@ from dataclasses import replace
 from itertools import zip_longest
 from typing import Any
 
+from course.check.cells import printable, way_out
 from course.check.exercise import COPIED, Exercise
 from course.check.judge import PASS, cases_of, dealt, judge
 from course.check.running import TODO
-from course.check.source import Answer, Notebook, printable
+from course.check.source import Answer, Notebook
 from course.grade.assignment import Assignment, Question, hidden_ranks
 from course.grade.feedback import REVIEW
 from course.grade.jail import Jail, User
@@ -33,7 +34,8 @@ def grade(assignment: Assignment, submission: Submission, user: User, secret: by
     notebooks, notes = submission.read()
     unread = len(notes) > 0
     if submission.others:
-        notes.append(f"{', '.join(submission.others)}: no notebook")
+        ways_out = dict.fromkeys(filter(None, map(way_out, submission.others)))
+        notes.append("; ".join([f"{', '.join(submission.others)}: no notebook", *ways_out]))
         notes += [f"{REVIEW}unzip {name}, and grade again" for name in submission.others if name.endswith(".zip")]
     elif not submission.paths:
         notes.append("nothing was handed in")
