@@ -19,9 +19,10 @@ import sys
 import time
 from collections.abc import Collection, Iterator, Sequence
 
-from course.check import FAIL, PASS, find, forget, in_row, missing, progress, record, total, verdict
+from course.check import PASS, find, forget, in_row, missing, progress, record, total, verdict
 from course.check.catalogue import EXERCISES
 from course.check.cells import NotebookError
+from course.check.running import FAIL, TODO
 from course.check.source import Answer, read_notebook
 
 _NUMBER = re.compile(r"\d{1,2}\.\d+")
@@ -127,6 +128,8 @@ def _one(exercise_id: str, answer: Answer, points: float | None, row: str, told:
     else:
         text, status = verdict(exercise_id, function, points=points, row=row, told=told, asked_by="--hint")
     why = answer.notebook.reason(answer.name, text) if status == FAIL else ""
+    if status == TODO:
+        why = answer.notebook.where_else(answer.name)
     return f"{text}\n{why}" if why else text, status
 
 

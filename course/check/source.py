@@ -29,6 +29,8 @@ _NOT_RUN = (
     "which is not run: no command of IPython is, nothing that waits for an input, and nothing that starts ranks. "
     "Compute it in your function, or in a function that yours calls."
 )
+_KNOWN_MODULES = ("torch", "lib", "math", "numpy", "typing")  # whose names are no answers
+_WRITE_IT = "write the function itself in the notebook"
 YOUR_ANSWER = "*Your answer.*"  # what is in the place of an answer in words
 PROGRESS = "## Your progress"  # the section after the last question
 
@@ -45,7 +47,8 @@ class Notebook:
         texts: question -> the answer in words that a person grades; "" if there is none.
         questions: question -> its own cell, in which somebody may have written the answer.
         names: what its cells define or compute, and whether each is more than a stub.
-        elsewhere: name -> the place of a definition that is not read, and why.
+        elsewhere: name -> the place of a definition that is not read, and why; of an import, too.
+        files: the files that the notebook reads definitions from, and where.
         asked: exercise -> points, of a homework's notebook.
     """
 
@@ -58,6 +61,7 @@ class Notebook:
     questions: dict[str, str] = field(default_factory=dict)
     names: dict[str, bool] = field(default_factory=dict)
     elsewhere: dict[str, str] = field(default_factory=dict)
+    files: tuple[str, ...] = ()
 
     def statements(self) -> list[Statement]:
         """Those of all cells that parse, in their order."""
@@ -70,13 +74,13 @@ class Notebook:
         lost = {name: given[name] for name in _LOST.findall(hint) if name in given}
         starts = _starting(statements)
         why = {name: _why_lost(name, s, starts) for name, s in lost.items()}
-        for_answer = needed(statements, _names_in(wanted))
-        for s in (s for s in for_answer if not _may_run(s, starts)):
+        for_answer = {id(s): s for s in needed(statements, _names_in(wanted))}
+        for s in (s for s in for_answer.values() if not _may_run(s, starts)):
             for name in s.gives | s.fills:
                 why.setdefault(name, f"{name} comes from {s.where}, {_NOT_RUN}")
-        data = {name for s in for_answer if not (s.is_function or s.is_import) for name in s.gives}
+        data = {name for s in for_answer.values() if not (s.is_function or s.is_import) for name in s.gives}
         own = {name for s in statements if s.is_function for name in s.gives}
-        for s in (s for s in statements if s.calls & own and s not in for_answer):
+        for s in (s for s in statements if id(s) not in for_answer and s.calls & own):
             for name in s.passes & data:
                 why.setdefault(name, f"{name} is passed to {min(s.calls & own)} in {s.where}, which is not run.")
         return "\n".join(why.values())
@@ -84,14 +88,8 @@ class Notebook:
     def where_else(self, name: str) -> str:
         """A sentence about a definition of this name that is not read; "" if there is none."""
         if name in self.elsewhere:
-            return f"{name} is in {self.elsewhere[name]}."
-        imports = [s for s in self.statements() if isinstance(s.node, ast.ImportFrom)]
-        for s in (s for s in imports if name in s.gives):
-            return f"{name} is imported in {s.where}: write the function itself in the notebook."
-        files = [f"{book}, which {title} runs" for title, text in self.cells for book in _RUNS_A_FILE.findall(text)]
-        unknown = [s for s in imports if "*" in s.gives and not s.node.module.startswith(("torch", "lib", "math"))]
-        files += [f"{s.node.module}, of which {s.where} imports all" for s in unknown]
-        return f"It may be in {', or in '.join(files)}: write the function itself in the notebook." if files else ""
+            return f"{name} is {self.elsewhere[name]}."
+        return f"It may be in {', or in '.join(self.files)}: {_WRITE_IT}." if self.files else ""
 
     def defines(self, name: str) -> bool:
         """Whether one of its cells gives something that name; an import does not."""
@@ -100,7 +98,7 @@ class Notebook:
     def checked(self, exercise_id: str) -> str:
         """The answer that its last check of this exercise names, if the notebook has what the answer consists of."""
         found = [answer for asked, answer, _ in self.checks if asked == exercise_id]
-        given = {*self.names, *dir(builtins)}.union(*(s.gives for s in self.statements() if s.is_import))
+        given = self.names.keys() | self.elsewhere.keys() | {*dir(builtins)}
         begun = bool(found) and self.names.get(found[-1], True) and _names_in(found[-1]) <= given
         return found[-1] if begun else ""
 
@@ -123,7 +121,7 @@ class Notebook:
         statements = self.statements()
         starts, said = _starting(statements), said_by(statements)
         also = {id(s) for s in needed(statements, _names_in(wanted)) if not s.is_definition and _may_run(s, starts)}
-        checked = [k for k, s in enumerate(statements) if any(wanted == x for _, x, _ in _checks(s.node, said))]
+        checked = [k for k, s in enumerate(statements) if wanted and any(x == wanted for _, x, _ in _checks(s, said))]
         for k, s in enumerate(statements):
             if not s.is_definition and id(s) not in also:
                 continue
@@ -182,28 +180,39 @@ def read_notebook(path: str) -> Notebook:
     cells: list[tuple[str, str]] = []
     statements: list[Statement] = []
     names: dict[str, bool] = {}
+    files: list[str] = []
     elsewhere = _in_text(every, name)
     for number, text in enumerate(code, 1):
         title = f"{name}, code cell {number}"
         try:
             here = [Statement(title, node) for node in parse(text).body]
-            names |= {one: not s.has_stub for s in here if not s.is_import for one in s.gives}
+            may_have_stubs = "NotImplementedError" in text
+            for s in here:
+                if s.is_import:
+                    elsewhere |= dict.fromkeys(s.gives, f"imported in {s.where}: {_WRITE_IT}")
+                else:
+                    names |= dict.fromkeys(s.gives, not (may_have_stubs and s.has_stub))
             statements += here
             cells.append((title, text))
+            files += [f"{file}, which {title} runs" for file in _RUNS_A_FILE.findall(text)]
             if what := not_python(text):
-                elsewhere |= dict.fromkeys(defined_in(text), f"{title}, which begins with {what}: its names are lost")
+                lost = f"in {title}, which begins with {what}: its names are lost"
+                elsewhere |= dict.fromkeys(defined_in(text), lost)
             continue
         except SyntaxError as error:
             notes.append(f"{title}, line {error.lineno} does not parse: {error.msg}")
         except (ValueError, RecursionError, MemoryError) as error:
             notes.append(f"{title} does not parse: {error}")
-        elsewhere |= dict.fromkeys(defined_in(text), f"{title}, which does not parse")
+        elsewhere |= dict.fromkeys(defined_in(text), f"in {title}, which does not parse")
     said = said_by(statements)
-    checks = [one for s in statements for one in _checks(s.node, said)]
+    checks = [one for s in statements for one in _checks(s, said)]
+    unknown = (s for s in statements if "*" in s.gives and not str(s.node.module).startswith(_KNOWN_MODULES))
+    files += [f"{s.node.module}, of which {s.where} imports all" for s in unknown]
     asked = about.get("exercises")
     asked = {i: x for i, x in asked.items() if isinstance(x, (int, float))} if isinstance(asked, dict) else {}
     texts, questions = _texts(every)
-    return Notebook(name, tuple(cells), tuple(checks), tuple(notes), texts, asked, questions, names, elsewhere)
+    read = tuple(cells), tuple(checks), tuple(notes), texts, asked, questions, names, elsewhere, tuple(files)
+    return Notebook(name, *read)
 
 
 def _in_text(cells: list[dict], name: str) -> dict[str, str]:
@@ -213,7 +222,7 @@ def _in_text(cells: list[dict], name: str) -> dict[str, str]:
         if (kind := cell.get("cell_type")) != "code" and len(text := source(cell)) <= MOST_CODE:
             called = {"markdown": "a Markdown cell", "raw": "a raw cell"}.get(kind, "no cell of code")
             found |= dict.fromkeys(
-                defined_in(text), f"{name}, cell {number}, which is {called}: change its type to Code"
+                defined_in(text), f"in {name}, cell {number}, which is {called}: change its type to Code"
             )
     return found
 
@@ -264,7 +273,7 @@ def _texts(cells: list[dict]) -> tuple[dict[str, str], dict[str, str]]:
     return {name: "\n\n".join(filter(None, texts)) for name, texts in found.items()}, questions
 
 
-def _checks(tree: ast.AST, said: Mapping[str, str]) -> list[tuple[str, str, str]]:
+def _checks(statement: Statement, said: Mapping[str, str]) -> list[tuple[str, str, str]]:
     """`check("03.1", average_gradients)` anywhere in a statement; `said`: name -> the text that it stands for."""
 
     def text_of(node: ast.expr | None) -> str:
@@ -273,7 +282,7 @@ def _checks(tree: ast.AST, said: Mapping[str, str]) -> list[tuple[str, str, str]
         return str(node.value) if isinstance(node, ast.Constant) else ""
 
     found = []
-    for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
+    for call in (node for node in ast.walk(statement.node) if isinstance(node, ast.Call)):
         name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
         given = dict(zip(("exercise", "answer", "seed", "points", "row"), call.args, strict=False))
         given |= {word.arg: word.value for word in call.keywords if word.arg}

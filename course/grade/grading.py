@@ -14,7 +14,7 @@ from typing import Any
 from course.check.cells import printable, way_out
 from course.check.exercise import COPIED, Exercise
 from course.check.judge import PASS, cases_of, dealt, judge
-from course.check.running import TODO
+from course.check.running import FAIL, TODO
 from course.check.source import Answer, Notebook
 from course.grade.assignment import Assignment, Question, hidden_ranks
 from course.grade.feedback import REVIEW
@@ -159,21 +159,18 @@ def _results(
         return [row(case, status, f"{why}. {elsewhere}".strip()) for case in asked]
     try:
         outcomes = _outcomes(exercise, answer, seed, user, hidden)
-        reasons = {hint: _reason(answer, status, hint, elsewhere) for status, hint in outcomes.values()}
+        # A student's code may write what it was given into an error: no word of a hidden case's hint decides here.
+        seen = [hint for (ranks, _), (status, hint) in outcomes.items() if status == FAIL and ranks not in hidden]
+        failed = any(status == FAIL for status, _ in outcomes.values())
+        why = answer.notebook.reason(answer.name, "\n".join(seen)) if failed else ""
     except Exception as error:  # this exercise fails; the rest keep their points
         # A student's code may have written the error, with the inputs of a hidden case in it.
         notes.append(f"{REVIEW}{exercise.title} {UNDECIDED}: {type(error).__name__}: {error}")
         return [row(case, BLOCKED, f"It {UNDECIDED}.") | {"undecided": True} for case in asked]
-    notes += dict.fromkeys(f"{exercise.id}: {why}" for why in reasons.values() if why)
-    told = {hint: f"{hint}\n{why}" if why else hint for hint, why in reasons.items()}
-    return [row(case, status, told[hint]) for case, (status, hint) in outcomes.items()]
-
-
-def _reason(answer: Answer, status: str, hint: str, elsewhere: str) -> str:
-    """Why an answer may be other than in its notebook; of a stub, where else an answer is."""
-    if status == PASS:
-        return ""
-    return elsewhere if status == TODO else answer.notebook.reason(answer.name, hint)
+    if TODO in (status for status, _ in outcomes.values()):
+        why = elsewhere
+    notes += [f"{exercise.id}: {why}"] * bool(why)
+    return [row(case, status, f"{hint}\n{why}" if why else hint) for case, (status, hint) in outcomes.items()]
 
 
 def _answer(exercise: Exercise, notebooks: list[Notebook], notes: list[str]) -> Answer | None:

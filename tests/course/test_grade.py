@@ -982,6 +982,14 @@ def test_a_constant_of_a_library_is_one_and_what_a_line_computes_is_named(course
     assert f"name 'SCALE' is not defined {said}" in told and f"- 03.1: {said}" in told and f"03.1: {said}" in note
 
 
+def test_what_is_lost_tells_nothing_of_a_hidden_case(course):
+    """An answer that puts what it was given into an error would else read it in a note."""
+    leak = RIGHT + "\n    if group.size == 5: raise NameError(\"name 'x5' is not defined\")"
+    course.hands_in("ann", SETUP, "\n".join(f"x{k} = input()" for k in range(9)), leak)
+    row = course.rows()["ann"]
+    assert row["raw"] == "2.0" and "x5" not in row["look at it because"] + course.told("ann")
+
+
 NAMED = RIGHT.replace("average_gradients", "mine")
 TODO = an_answer(STUB)
 CHECK, CHECK_MINE = (f'check("03.1", {name})' for name in ("average_gradients", "mine"))
@@ -990,12 +998,12 @@ CHECK, CHECK_MINE = (f'check("03.1", {name})' for name in ("average_gradients", 
 @pytest.mark.parametrize(
     ("cells", "score", "note"),
     [
-        ([NAMED, CHECK_MINE], 4, "03.1: mine counts, which the check in 03.ipynb names, because average_gradients is n"),
+        ([NAMED, CHECK_MINE], 4, "03.1: mine counts, which the check in 03.ipynb names, because average_gradients is"),
         ([TODO, NAMED, CHECK_MINE], 4, "average_gradients is as it was handed out; nbgrader and otter judge only that"),
-        ([RIGHT, NAMED.replace("mean", "sum"), CHECK_MINE], 4, "average_gradients counts, and the last check in 03.ipy"),
+        ([RIGHT, NAMED.replace("mean", "sum"), CHECK_MINE], 4, "average_gradients counts, and the last check in 03.i"),
         ([RIGHT, NAMED, CHECK_MINE, CHECK], 4, ""),
         ([NAMED, WRONG.replace("average_gradients", "old"), 'check("03.1", old)', CHECK_MINE], 4, "03.1: mine counts"),
-        ([NAMED, 'EX = "03.1"\ncheck(exercise=EX, answer=lambda p, g: mine(p, g))'], 4, "03.1: lambda p, g: mine(p, g)"),
+        ([NAMED, 'EX = "03.1"\ncheck(exercise=EX, answer=lambda p, g: mine(p, g))'], 4, "03.1: lambda p, g: mine(p, g"),
         ([NAMED, 'check("3.1", mine)'], 4, "03.1: mine counts"),
         ([CHECK_MINE], 0, ""),
         ([TODO, "def mine(params, group):\n    raise NotImplementedError", CHECK_MINE], 0, ""),
@@ -1022,7 +1030,7 @@ NOT_CODE = "average_gradients is in 03.ipynb, cell 2, which is a {} cell: change
         ([TODO, RIGHT + "\n  x = ("], "TODO", "average_gradients is in 03.ipynb, code cell 3, which does not parse."),
         ([RIGHT + "\n  x = ("], "BLOCKED", "average_gradients is in 03.ipynb, code cell 2, which does not parse."),
         (["from answers import *"], "MISSING", "It may be in answers, of which 03.ipynb, code cell 2, line 1 imports"),
-        (["from answers import average_gradients"], "MISSING", "average_gradients is imported in 03.ipynb, code cell 2"),
+        (["from answers import average_gradients"], "MISSING", "average_gradients is imported in 03.ipynb, code cell"),
     ],
 )  # fmt: skip
 def test_an_answer_in_no_cell_of_code_is_said_to_both(course, cells, status, said):

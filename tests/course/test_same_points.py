@@ -43,7 +43,7 @@ NOTEBOOKS = {
     ),
     "a command's table": (
         ["where = !echo 3\nTABLE = {3: 3, 4: int(where[0]) + 1}", WITH], "average_gradients", (0, 4, 4),
-        "TABLE comes from hw.ipynb, code cell",
+        "where comes from hw.ipynb, code cell 3, line 1, which is not run",
     ),
     "in if": (["if True:\n    " + RIGHT.replace("\n", "\n    ")], "average_gradients", (4, 4, 4), NOTHING_MORE),
     "a Markdown cell": ([{"markdown": RIGHT}], "average_gradients", (0, 0, 0), "change its type to Code"),
@@ -107,10 +107,8 @@ def graded(tmp_path_factory):
         cells = [(cell.cell_type, cell.source, POINTS) for cell in book.cells if cell.cell_type == "code"]
         # Both platforms bring their own check: nbgrader writes it into its cell again.
         edited = check.replace("average_gradients", checked)
-        runs.append(
-            [("check", check, most) if source == edited else (kind, source, most) for kind, source, most in cells]
-        )
-        runs[-1].append(("otter", test, POINTS))
+        run = [("check", check, most) if source == edited else (kind, source, most) for kind, source, most in cells]
+        runs.append([*run, ("otter", test, POINTS)])
     environment = os.environ | {"NBGRADER_EXECUTION": "autograde", "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-c", RUNS]
     ended = subprocess.run(
@@ -118,9 +116,8 @@ def graded(tmp_path_factory):
     )
     assert ended.returncode == 0, ended.stderr
     platforms = dict(zip(NOTEBOOKS, json.loads(ended.stdout.splitlines()[-1]), strict=True))
-    ours = {
-        one.student: grade(assignment, one, User(None), b"x") for one in find_submissions(str(folder / "submissions"))
-    }
+    students = find_submissions(str(folder / "submissions"))
+    ours = {one.student: grade(assignment, one, User(None), b"x") for one in students}
     return {name: (ours[name], platforms[name]) for name in NOTEBOOKS}
 
 
