@@ -206,14 +206,9 @@ def test_a_check_that_names_nothing(tmp_path):
 def test_the_terminal_says_where_an_answer_is_and_what_it_lacks(tmp_path, capsys, own_progress):
     """Each check is judged with what is above it."""
     again = "def k(): return {}\n" + F.replace(" 2 ", " k() ")
-    cells = [
-        again.format(2),
-        CHECK,
-        again.format(3).replace("def f", "def g"),
-        "check('03.9', g)",
-        "TABLE = !ls\n" + WITH,
-    ]
-    cells += ["check('3.9', lambda p, b, n: f(p, b, n))", "%%bash\ndef mine(): pass", "check('03.9', mine)"]
+    cells = [again.format(2), CHECK, again.format(3).replace("def f", "def g"), "check('03.9', g)"]
+    cells += ["TABLE = !ls\n" + WITH.replace("def f", "def h"), "check('3.9', lambda p, b, n: h(p, b, n))"]
+    cells += ["%%bash\ndef mine(): pass", "check('03.9', mine)"]
     assert main([notebook(tmp_path, *cells), "03.9"]) == 1
     first, second, third, fourth = re.split(r"^(?=PASS|FAIL)", capsys.readouterr().out, flags=re.MULTILINE)[1:]
     assert first.startswith("PASS") and second.startswith("FAIL")
