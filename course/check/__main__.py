@@ -21,7 +21,9 @@ from collections.abc import Collection, Iterator, Sequence
 
 from course.check import PASS, find, forget, in_row, missing, progress, record, total, verdict
 from course.check.catalogue import EXERCISES
-from course.check.source import NotebookError, read_notebook
+from course.check.cells import NotebookError
+from course.check.running import FAIL, TODO
+from course.check.source import Answer, read_notebook
 
 _NUMBER = re.compile(r"\d{1,2}\.\d+")
 
@@ -79,14 +81,13 @@ def _all(notebooks: Sequence[str], only: Collection[str] = (), told: bool = Fals
             notebook = read_notebook(path)
             if not notebook.checks:
                 raise NotebookError(f'{path} has no exercise: no cell calls check("...", ...)')
-            names, notes = notebook.define()
-            for note in [*notebook.notes, *notes]:
+            for note in [*notebook.notes, *notebook.define()[1]]:
                 print(f"note: {note}")
             for exercise_id, name, row in notebook.checks:
                 if only and exercise_id not in only:
                     continue
-                text, status = _one(exercise_id, name, names, notebook.asked.get(exercise_id), row, told)
-                print(notebook.with_reason(text), flush=True)
+                text, status = _one(exercise_id, Answer(notebook, name), notebook.asked.get(exercise_id), row, told)
+                print(text, flush=True)
                 found[exercise_id] = status
             chapters = {find(exercise_id).chapter for exercise_id, *_ in notebook.checks}
             asked |= notebook.asked or {i: None for i, e in EXERCISES.items() if e.chapter in chapters}
@@ -115,14 +116,21 @@ def _code(found: dict[str, str]) -> int:
     return 0 if all(status == PASS for status in found.values()) else 1
 
 
-def _one(exercise_id: str, name: str, names: dict, points: float | None, row: str, told: bool) -> tuple[str, str]:
+def _one(exercise_id: str, answer: Answer, points: float | None, row: str, told: bool) -> tuple[str, str]:
     try:
         in_row(find(exercise_id), row)
     except ValueError as error:
         return missing(exercise_id, f"{error}.", points)
-    if callable(names.get(name)):
-        return verdict(exercise_id, names[name], points=points, row=row, told=told, asked_by="--hint")
-    return missing(exercise_id, f"{name} is not defined.", points)
+    try:
+        function = answer.load()
+    except NameError as error:
+        text, status = missing(exercise_id, f"{error}. {answer.notebook.where_else(answer.name)}".strip(), points)
+    else:
+        text, status = verdict(exercise_id, function, points=points, row=row, told=told, asked_by="--hint")
+    why = answer.notebook.reason(answer.name, text) if status == FAIL else ""
+    if status == TODO:
+        why = answer.notebook.where_else(answer.name)
+    return f"{text}\n{why}" if why else text, status
 
 
 if __name__ == "__main__":

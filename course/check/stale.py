@@ -15,7 +15,8 @@ from collections.abc import Callable
 from types import CodeType, FunctionType
 from typing import Any
 
-_DEFINED = re.compile(r"^\s*(?:async\s+)?(?:def|class)\s+(\w+)|^(\w+)\s*(?::[^=\n]*)?=(?!=)", re.MULTILINE)
+from course.check.cells import defined_in
+
 _begun: dict[str, Any] = {}  # name that the cell which now runs defines -> its object so far
 _stale: dict[str, tuple[Any, str]] = {}  # name -> its object, error of the last cell that defines it
 
@@ -68,7 +69,7 @@ def _defined(text: str, as_python: Callable[[str], str]) -> set[str]:
         names = symtable.symtable(as_python(text), "", "exec").get_symbols()
         return {name.get_name() for name in names if name.is_assigned() or name.is_imported()}
     except (SyntaxError, ValueError):
-        return {name for match in _DEFINED.findall(text) for name in match if name}
+        return defined_in(text)
 
 
 def _globals(code: CodeType) -> set[str]:

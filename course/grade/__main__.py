@@ -19,7 +19,7 @@ from queue import SimpleQueue
 from tqdm import tqdm
 
 import course.check
-from course.check.source import printable
+from course.check.cells import printable
 from course.grade.assignment import Assignment, AssignmentError, read_assignment
 from course.grade.grading import blocked, grade
 from course.grade.jail import JailError, User, is_isolated

@@ -10,10 +10,11 @@ from dataclasses import replace
 from itertools import zip_longest
 from typing import Any
 
+from course.check.cells import printable, way_out
 from course.check.exercise import COPIED, Exercise
 from course.check.judge import PASS, cases_of, dealt, judge
-from course.check.running import TODO
-from course.check.source import Answer, Notebook, printable
+from course.check.running import FAIL, TODO
+from course.check.source import Answer, Notebook
 from course.grade.assignment import Assignment, Question, hidden_ranks
 from course.grade.feedback import REVIEW
 from course.grade.jail import User
@@ -34,7 +35,8 @@ def grade(assignment: Assignment, submission: Submission, user: User, secret: by
     notebooks, notes = submission.read()
     unread = len(notes) > 0
     if submission.others:
-        notes.append(f"{', '.join(submission.others)}: no notebook")
+        ways_out = dict.fromkeys(filter(None, map(way_out, submission.others)))
+        notes.append("; ".join([f"{', '.join(submission.others)}: no notebook", *ways_out]))
         notes += [f"{REVIEW}unzip {name}, and grade again" for name in submission.others if name.endswith(".zip")]
     elif not submission.paths:
         notes.append("nothing was handed in")
@@ -115,6 +117,31 @@ def _results(
         got = {"status": status, "points": each[case] if status == PASS else 0.0, "max": each[case]}
         return of | got | {"hidden": ranks in hidden, "hint": "" if status == PASS else shown(hint)}
 
+    answer = _answer(exercise, notebooks, notes)
+    elsewhere = next(filter(None, (book.where_else(exercise.title) for book in reversed(notebooks))), "")
+    if not answer:
+        status = BLOCKED if unread else MISSING
+        why = f"{exercise.title} is not defined" + ", or in a cell or a file that cannot be read" * unread
+        notes += [elsewhere] * bool(elsewhere)
+        return [row(case, status, f"{why}. {elsewhere}".strip()) for case in asked]
+    try:
+        outcomes = _outcomes(exercise, answer, seed, user, hidden, notes)
+        # A student's code may write what it was given into an error: no word of a hidden case's hint decides here.
+        seen = [hint for (ranks, _), (status, hint) in outcomes.items() if status == FAIL and ranks not in hidden]
+        failed = any(status == FAIL for status, _ in outcomes.values())
+        why = answer.notebook.reason(answer.name, "\n".join(seen)) if failed else ""
+    except Exception as error:  # this exercise fails; the rest keep their points
+        # A student's code may have written the error, with the inputs of a hidden case in it.
+        notes.append(f"{REVIEW}{exercise.title} {UNDECIDED}: {type(error).__name__}: {error}")
+        return [row(case, BLOCKED, f"It {UNDECIDED}.") | {"undecided": True} for case in asked]
+    if TODO in (status for status, _ in outcomes.values()):
+        why = elsewhere
+    notes += [f"{exercise.id}: {why}"] * bool(why)
+    return [row(case, status, f"{hint}\n{why}" if why else hint) for case, (status, hint) in outcomes.items()]
+
+
+def _answer(exercise: Exercise, notebooks: list[Notebook], notes: list[str]) -> Answer | None:
+    """The answer of the newest notebook in which it is begun; under its own name, or else as its check names it."""
     holders = [notebook for notebook in notebooks if notebook.defines(exercise.title)]
     holders.sort(key=lambda notebook: notebook.names[exercise.title])  # a stub counts only where all are stubs
     if len(holders) > 1:
@@ -122,17 +149,26 @@ def _results(
             f"{exercise.title} is defined in {len(holders)} notebooks; {holders[-1].name} counts, the newest in which"
             " it is begun"
         )
-    if not holders:
-        status = BLOCKED if unread else MISSING
-        why = f"{exercise.title} is not defined" + ", or in a cell or a file that cannot be read" * unread
-        return [row(case, status, f"{why}.") for case in asked]
-    try:
-        outcomes = _outcomes(exercise, Answer(holders[-1], exercise.title), seed, user, hidden, notes)
-    except Exception as error:  # this exercise fails; the rest keep their points
-        # A student's code may have written the error, with the inputs of a hidden case in it.
-        notes.append(f"{REVIEW}{exercise.title} {UNDECIDED}: {type(error).__name__}: {error}")
-        return [row(case, BLOCKED, f"It {UNDECIDED}.") | {"undecided": True} for case in asked]
-    return [row(case, status, holders[-1].with_reason(hint)) for case, (status, hint) in outcomes.items()]
+    checked = [
+        (book, found) for book in notebooks if (found := book.checked(exercise.id)) not in ("", exercise.title)
+    ]
+    if not holders or not holders[-1].names[exercise.title]:
+        if checked:
+            book, found = checked[-1]
+            notes.append(
+                f"{exercise.id}: {found} counts, which the check in {book.name} names, because {exercise.title} is "
+                f"{'as it was handed out' if holders else 'not defined'}; nbgrader and otter judge only that name"
+            )
+            return Answer(book, found)
+    elif checked and checked[-1][0] is holders[-1]:
+        notes.append(
+            f"{exercise.id}: {exercise.title} counts, and the last check in {holders[-1].name} names {checked[-1][1]}"
+        )
+    if holders and (where := holders[-1].again.get(exercise.title)):
+        notes.append(
+            f"{exercise.id}: {where} defines {exercise.title} again, below its check: nbgrader judges it above"
+        )
+    return Answer(holders[-1], exercise.title) if holders else None
 
 
 def _outcomes(

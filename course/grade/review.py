@@ -6,7 +6,8 @@ import ast
 import re
 from collections.abc import Iterator
 
-from course.check.source import Notebook, parse
+from course.check.magics import parse
+from course.check.source import Notebook
 
 # The imports in the book's cells are exceptions, word for word. A pattern must be fast: a line may be long.
 _SUSPICIOUS = {

@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from course.check.source import Notebook, NotebookError, printable, read_notebook
+from course.check.cells import NotebookError, printable
+from course.check.source import Notebook, read_notebook
 from course.grade.sheets import sheet_rows, sheet_text
 
 MOST_BYTES = 20 * 2**20  # of a notebook

@@ -130,6 +130,7 @@ RUNTIME = '{"runs-on": "ubuntu-latest", "python": "3.12"}'  # of Classroom 50's 
 OTTER_TEST = """try:
     from course.check import verdict
     text, status = verdict("{}", {}, points={:g}, told=True)
+    text += "\\n  Here otter gives a task all of its points or none." * ("[x]" in text)
 except ImportError as error:
     text = status = f"Not graded: the book's library is not installed where otter runs, and must be ({{error}})."
 print(status if status == "PASS" else text)"""

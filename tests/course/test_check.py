@@ -16,13 +16,14 @@ from course import check as checks
 from course.check import check, find, naming, progress, record, running, verdict
 from course.check.__main__ import main
 from course.check.catalogue import EXERCISES
+from course.check.cells import NotebookError
 from course.check.compare import plain, same
 from course.check.difference import difference
 from course.check.exercise import Exercise, Mistake, everywhere
 from course.check.judge import judge, new_seed
 from course.check.listen import Heard, listen, raw
 from course.check.running import in_ranks
-from course.check.source import Answer, NotebookError, read_notebook
+from course.check.source import Answer, read_notebook
 from course.check.tried import Tried, too_few, try_right, try_wrong
 from course.exercises.ch03.e03_1_average_gradients import average_gradients
 from lib import comm
@@ -474,7 +475,7 @@ def test_only_definitions_are_taken(tmp_path):
     names, notes = read.define()
     assert read.checks == (("03.9", "f", ""),) and names["f"](8, 1, 4) == 12
     assert "x" not in names and not notes and "code cell 4, line 1 does not parse" in read.notes[0]
-    assert read.defines("f") and read.defines("FACTOR") and not read.defines("x")
+    assert read.defines("f") and read.defines("FACTOR") and not read.defines("torch")
     assert verdict("03.9", names["f"])[1] == "PASS"
     assert judge(EXERCISES["03.9"], [Answer(read, "f")], seed=1)[0][0].status == "PASS"
 

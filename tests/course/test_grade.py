@@ -973,7 +973,97 @@ def test_a_constant_of_a_library_is_one_and_what_a_line_computes_is_named(course
     for constant in ("np.float64(1)", "float('1') * math.cos(0)", "torch.ones(3)[0]", "np.arange(3)[1] / 1"):
         course.hands_in("ann", SETUP, imports, f"SCALE = {constant}", uses)
         assert course.rows()["ann"]["raw"] == "4.0", constant
-    course.hands_in("ann", SETUP, "for SCALE in (1,): pass", uses)
-    course.rows()
+    course.hands_in("ann", SETUP, "SCALE = 0\nfor k in range(3):\n    SCALE += 1 / 3\nprint('!' * 9)", uses)
+    assert course.rows()["ann"]["raw"] == "4.0", "what an answer needs is run"
+    course.hands_in("ann", SETUP, "for SCALE in (input(),): pass", uses)
+    note = course.rows()["ann"]["look at it because"]
     told = " ".join(course.told("ann").split())
-    assert "name 'SCALE' is not defined SCALE comes from 03.ipynb, code cell 2, line 1, which is not run: of" in told
+    said = "SCALE comes from 03.ipynb, code cell 2, line 1, which is not run: no command"
+    assert f"name 'SCALE' is not defined {said}" in told and f"- 03.1: {said}" in told and f"03.1: {said}" in note
+
+
+def test_what_is_lost_tells_nothing_of_a_hidden_case(course):
+    """An answer that puts what it was given into an error would else read it in a note."""
+    leak = RIGHT + "\n    if group.size == 5: raise NameError(\"name 'x5' is not defined\")"
+    course.hands_in("ann", SETUP, "\n".join(f"x{k} = input()" for k in range(9)), leak)
+    row = course.rows()["ann"]
+    assert row["raw"] == "2.0" and "x5" not in row["look at it because"] + course.told("ann")
+
+
+NAMED = RIGHT.replace("average_gradients", "mine")
+TODO = an_answer(STUB)
+CHECK, CHECK_MINE = (f'check("03.1", {name})' for name in ("average_gradients", "mine"))
+
+
+@pytest.mark.parametrize(
+    ("cells", "score", "note"),
+    [
+        ([NAMED, CHECK_MINE], 4, "03.1: mine counts, which the check in 03.ipynb names, because average_gradients is"),
+        ([TODO, NAMED, CHECK_MINE], 4, "average_gradients is as it was handed out; nbgrader and otter judge only that"),
+        ([RIGHT, NAMED.replace("mean", "sum"), CHECK_MINE], 4, "average_gradients counts, and the last check in 03.i"),
+        ([RIGHT, NAMED, CHECK_MINE, CHECK], 4, ""),
+        ([NAMED, WRONG.replace("average_gradients", "old"), 'check("03.1", old)', CHECK_MINE], 4, "03.1: mine counts"),
+        ([NAMED, 'EX = "03.1"\ncheck(exercise=EX, answer=lambda p, g: mine(p, g))'], 4, "03.1: lambda p, g: mine(p, g"),
+        ([NAMED, 'check("3.1", mine)'], 4, "03.1: mine counts"),
+        ([WRONG, CHECK, RIGHT], 4, "03.1: 03.ipynb, code cell 4, line 1 defines average_gradients again"),
+        ([TODO, CHECK, RIGHT, CHECK], 4, ""),
+        ([CHECK_MINE], 0, ""),
+        ([TODO, "def mine(params, group):\n    raise NotImplementedError", CHECK_MINE], 0, ""),
+    ],
+)  # fmt: skip
+def test_an_answer_has_the_name_that_its_check_has(course, cells, score, note):
+    """Which passes in the notebook and in a terminal."""
+    course.hands_in("ann", SETUP, *cells)
+    row = course.rows()["ann"]
+    assert float(row["raw"]) == score and note in row["look at it because"] and note in course.told("ann")
+    if not note:
+        assert "03.1" not in row["look at it because"]
+
+
+NOT_CODE = "average_gradients is in 03.ipynb, cell 2, which is a {} cell: change its type to Code."
+
+
+@pytest.mark.parametrize(
+    ("cells", "status", "said"),
+    [
+        (markdown(RIGHT), "MISSING", NOT_CODE.format("Markdown")),
+        ([{"cell_type": "raw", "source": RIGHT}, TODO], "TODO", NOT_CODE.format("raw")),
+        (["%%bash\n" + RIGHT], "MISSING", "code cell 2, which begins with %%bash: its names are lost."),
+        ([TODO, RIGHT + "\n  x = ("], "TODO", "average_gradients is in 03.ipynb, code cell 3, which does not parse."),
+        ([RIGHT + "\n  x = ("], "BLOCKED", "average_gradients is in 03.ipynb, code cell 2, which does not parse."),
+        (["from answers import *"], "MISSING", "It may be in answers, of which 03.ipynb, code cell 2, line 1 imports"),
+        (["from answers import average_gradients"], "MISSING", "average_gradients is imported in 03.ipynb, code cell"),
+    ],
+)  # fmt: skip
+def test_an_answer_in_no_cell_of_code_is_said_to_both(course, cells, status, said):
+    course.hands_in("ann", SETUP, *cells)
+    row = course.rows()["ann"]
+    assert {one["status"] for one in course.given("ann")["results"]} == {status}
+    assert said in row["look at it because"] and course.told("ann").count(said) == 2, course.told("ann")
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "cp1252"])
+def test_a_notebook_in_another_encoding_is_graded(course, encoding):
+    course.hands_in("ann", SETUP, f"{RIGHT}  # für", *markdown(WHY, "Größe."))
+    path = course.submissions / "ann" / "03.ipynb"
+    path.write_bytes(json.dumps(json.loads(path.read_text()), ensure_ascii=False).encode(encoding))
+    row = course.rows()["ann"]
+    assert row["raw"] == "4.0" and course.given("ann")["by_hand"][0]["text"] == "Größe."
+    assert ("perhaps in Latin-1" in row["look at it because"]) == (encoding == "cp1252")
+
+
+@pytest.mark.parametrize(
+    ("name", "way_out"),
+    [
+        ("hw.py", "jupytext --to ipynb FILE"),
+        ("hw.html", "a web page"),
+        ("hw.pdf", "a PDF"),
+        ("hw.docx", "no notebook"),
+    ],
+)
+def test_what_is_no_notebook_has_a_way_out(course, name, way_out):
+    shutil.rmtree(course.submissions / "ann")
+    (course.submissions / "ann").mkdir()
+    (course.submissions / "ann" / name).write_text(RIGHT)
+    note = course.rows()["ann"]["look at it because"]
+    assert f"{name}: no notebook" in note and way_out in note and f"- {name}: no notebook" in course.told("ann")
