@@ -61,7 +61,7 @@ def grade(assignment: Assignment, submission: Submission, user: User, secret: by
         notes.append(f"{REVIEW}the file of times has no time for it: it counts as on time")
     return {
         "student": submission.student,
-        "canvas_id": submission.canvas_id,
+        "number": submission.number,
         "assignment": assignment.id,
         "score": round(raw * factor, 2),
         "raw_score": raw,
@@ -207,7 +207,7 @@ def shown(text: str, most: int = MOST_LETTERS) -> str:
 
 def blocked(assignment: Assignment, submission: Submission, why: str) -> dict[str, Any]:
     """The grade if grading failed: the student is listed without points, and a person looks at it."""
-    nothing = Submission(submission.student, (), submission.canvas_id)
+    nothing = Submission(submission.student, (), submission.number)
     given = grade(assignment, nothing, User(None), b"")
     why = f"{UNDECIDED}: {why}"
     results = [row | {"status": BLOCKED, "hint": why} for row in given["results"]]

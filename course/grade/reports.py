@@ -210,7 +210,7 @@ def fill_canvas(
     names = [i for i, name in enumerate(head) if name.split(" (")[0].strip() == assignment.title]
     if len(names) != 1:
         raise ValueError(f"{export} has {len(names)} columns called {assignment.title!r}; there must be one")
-    students = {key: given["student"] for given in grades for key in (given["canvas_id"], given["student"]) if key}
+    students = {key: given["student"] for given in grades for key in (given["number"], given["student"]) if key}
     login = head.index("SIS Login ID") if "SIS Login ID" in head else head.index("ID")
     lost = dict.fromkeys(given["student"] for given in grades)
     for row in rows[1:]:

@@ -727,22 +727,22 @@ def test_names_of_canvas(tmp_path):
     for name in (
         "doeann_LATE_12345_678_hw-1.ipynb",
         "doeann_LATE_12345_679_other.ipynb",
-        "roeben_22_34_hw.ipynb",
-        "roeben_22_4_hw-1.ipynb",
-        "roeben_22_100_hw-2.ipynb",
-        "kimminjun_7_1_hw.ipynb",
-        "kimminjun_8_2_hw.ipynb",
+        "roeben_122_134_hw.ipynb",
+        "roeben_122_4_hw-1.ipynb",
+        "roeben_122_1000_hw-2.ipynb",
+        "kimminjun_70_51_hw.ipynb",
+        "kimminjun_80_52_hw.ipynb",
         "own.ipynb",
     ):
         write_notebook(tmp_path / name)
     (tmp_path / "__MACOSX").mkdir()
-    (tmp_path / "poecid_9_3_hw.pdf").write_text("")
+    (tmp_path / "poecid_90_53_hw.pdf").write_text("")
     found = {s.student: s for s in find_submissions(str(tmp_path))}
-    assert [*found] == ["doeann", "kimminjun_7", "kimminjun_8", "own", "poecid", "roeben"]
-    assert found["kimminjun_8"].canvas_id == "8" and found["poecid"].others == ("poecid_9_3_hw.pdf",)
-    assert (found["doeann"].canvas_id, found["doeann"].marked_late, len(found["doeann"].paths)) == ("12345", True, 2)
-    assert (found["roeben"].canvas_id, found["roeben"].marked_late) == ("22", False)
-    assert [path.name.split("_")[2] for path in found["roeben"].paths] == ["4", "34", "100"]
+    assert [*found] == ["doeann", "kimminjun_70", "kimminjun_80", "own", "poecid", "roeben"]
+    assert found["kimminjun_80"].number == "80" and found["poecid"].others == ("poecid_90_53_hw.pdf",)
+    assert (found["doeann"].number, found["doeann"].marked_late, len(found["doeann"].paths)) == ("12345", True, 2)
+    assert (found["roeben"].number, found["roeben"].marked_late) == ("122", False)
+    assert [path.name.split("_")[2] for path in found["roeben"].paths] == ["4", "134", "1000"]
 
 
 def test_a_column_of_canvas(tmp_path):
@@ -756,7 +756,7 @@ def test_a_column_of_canvas(tmp_path):
     ]
     write_table(tmp_path / "export.csv", rows)
     people = {"doeann": "12345", "roeben": "", "zoe": ""}
-    grades = [{"student": name, "canvas_id": canvas_id} for name, canvas_id in people.items()]
+    grades = [{"student": name, "number": number} for name, number in people.items()]
     totals = {"doeann": 4.5, "roeben": 3.0, "zoe": 1}  # with points for words
     assert fill_canvas(str(tmp_path / "export.csv"), tmp_path / "new.csv", asked, grades, totals) == ["zoe"]
     filled = list(csv.reader(open(tmp_path / "new.csv", newline="")))
@@ -815,8 +815,16 @@ def test_what_is_no_assignment(tmp_path, changes, words, capsys):
 
 
 def test_names_of_files_are_plain_and_differ():
-    names = {Submission(name).file_name for name in ("ann", "a/nn", "a_nn", "../x", "=cmd|calc", "é" * 300)}
-    assert len(names) == 6 and all(name.isascii() and "/" not in name and len(name) < 100 for name in names)
+    odd = "ann", "a/nn", "a_nn", "../x", "=cmd|calc", "é" * 300, "李" * 300, "a\u0308", "ä", "a\u200bnn", "$(x) *"
+    names = {Submission(name).file_name for name in odd}
+    assert len(names) == len(odd) and all(len(name.encode()) < 100 for name in names)
+    assert all(letter.isalnum() or letter in "_@+-" for letter in "".join(names))
+
+
+def test_names_of_files_can_be_read_in_any_script():
+    for name in ("李明", "José-María", "Ωmega", "हिन्दी", "ann@x"):
+        assert Submission(name).file_name == name
+    assert re.fullmatch("Ada_Lovelace-[0-9a-f]{8}", Submission("Ada Lovelace").file_name)
 
 
 @needs_jail
