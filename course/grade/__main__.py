@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import difflib
 import hashlib
 import json
 import os
@@ -47,10 +48,11 @@ def main(argv: list[str] | None = None) -> int:
             )
         if not submissions:
             raise ValueError(f"{args.submissions} contains neither folders nor notebooks")
+        _must_be_among(args.again, submissions)
         out = Path(args.out)
         out.mkdir(parents=True, exist_ok=True, mode=0o700)
         asked = _fingerprint(assignment, args.cases)
-        grades, failed = _all(assignment, submissions, users, out, _secret(out), asked)
+        grades, failed = _all(assignment, submissions, users, out, _secret(out), asked, args.again)
         totals = write_grades(out, assignment, grades)
         if args.gradescope:
             write_json(Path(args.gradescope), gradescope(grades[0]))
@@ -85,6 +87,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--times", help="a CSV of student and time, for days late")
     parser.add_argument("--cases", help="a Python file with hidden EXERCISES")
     parser.add_argument("--rows", help="the release's teacher/rows.csv; without it, rows follow from students' names")
+    parser.add_argument(
+        "--again",
+        metavar="STUDENT",
+        action="append",
+        default=[],
+        help="grade this student again, though all is as it was",
+    )
     parser.add_argument("--canvas", metavar="CSV", help="an exported gradebook: a copy of it gets the scores")
     parser.add_argument("--gradescope", metavar="JSON", help="write the first submission's results.json here")
     parser.add_argument("--user", type=int, default=USER, help="number of the user that runs students' code")
@@ -127,8 +136,23 @@ def _fingerprint(assignment: Assignment, cases: str | None) -> str:
     return hashlib.sha256(settings + files).hexdigest()
 
 
+def _must_be_among(students: list[str], submissions: list[Submission]) -> None:
+    there = [submission.student for submission in submissions]
+    for name in students:
+        if name not in there:
+            near = difflib.get_close_matches(name, there)
+            hint = f"did you mean {near[0]!r}?" if near else "write the name as grades.csv has it"
+            raise ValueError(f"no submission is of {name!r}; {hint}")
+
+
 def _all(
-    assignment: Assignment, submissions: list[Submission], users: list[User], out: Path, secret: bytes, asked: str
+    assignment: Assignment,
+    submissions: list[Submission],
+    users: list[User],
+    out: Path,
+    secret: bytes,
+    asked: str,
+    again: list[str],
 ) -> tuple[list[Grade], int]:
     """The grades, in order of students, and how many submissions could not be graded."""
     free: SimpleQueue[User] = SimpleQueue()
@@ -152,7 +176,8 @@ def _all(
     pool = ThreadPoolExecutor(len(users))
     try:
         for submission in submissions:
-            if (known := _known(out, submission, asked)) is not None:
+            known = None if submission.student in again else _known(out, submission, asked)
+            if known is not None:
                 grades[submission.student] = known
             else:
                 under_way[pool.submit(one, submission)] = submission.student

@@ -390,6 +390,22 @@ def test_a_course(course, capsys):
     assert course.rows(**tables)["'=ben"]["score"] == "4.0"
 
 
+def test_one_student_is_graded_again(course, capsys):
+    """Though nothing changed, and with the same inputs; the others are not, and points for words stay."""
+    course.hands_in("ann", SETUP, RIGHT, *markdown(WHY, "Because."))
+    course.rows()
+    course.enter("ann,why,,5,", "ann,why,5,5,")
+    before, given = times_of(course.grades / "students"), course.given("ann")
+    assert main(course.command("--trust", "--again", "ann")) == 0
+    after = times_of(course.grades / "students")
+    assert [path.name for path in before if after[path] != before[path]] == ["ann.json"]
+    assert course.given("ann") | {"seconds": 0} == given | {"seconds": 0}
+    assert course.rows()["ann"]["score"] == "9.0"
+    for name, hint in (("anne", "did you mean 'ann'?"), ("zoe", "write the name as grades.csv has it")):
+        assert main(course.command("--trust", "--again", name)) == 2
+        assert f"no submission is of {name!r}; {hint}" in capsys.readouterr().err
+
+
 def test_an_exercise_in_parts_gives_points_for_each(tmp_path):
     course = Course(tmp_path, exercises={"10.3": 4})
     course.hands_in("ann", "def missing_calls():\n    return '1SEND_F3', '0RECV_F0'")

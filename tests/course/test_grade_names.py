@@ -33,7 +33,18 @@ def test_of_files_of_canvas_in_a_students_folder_the_number_tells(tmp_path):
 
 @pytest.mark.parametrize(
     "date",
-    ["2026_11", "11_20", "11_2026", "2026_11_20", "01_09", "20261120_1530", "20261120_153059", "1_2"],
+    [
+        "2026_11",
+        "11_20",
+        "11_2026",
+        "2026_11_20",
+        "01_09",
+        "01_10",
+        "1_09",
+        "20261120_1530",
+        "20261120_153059",
+        "1_2",
+    ],
 )
 def test_a_date_in_a_name_is_no_number_of_canvas(tmp_path, date):
     """Two students, and a third on another day."""
