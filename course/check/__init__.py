@@ -104,14 +104,20 @@ def verdict(
     told_of = {m.hint for m in mistakes} if told or _strict() else record.met_in(exercise)
     if status != TODO and not _strict():
         record.keep(exercise, got, [m.hint for m in mistakes])
-    chosen = f'row="{row}", ' * bool(row) + ("" if points is None else f"points={points:g}, ")
-    again = f"check({named}, {exercise.title}, {chosen}seed={seed})"
+    again = on_the_same_numbers(exercise, seed, points, named)
     _judged.pop(exercise.id, None)  # the last one is the last in order
     _judged[exercise.id] = exercise, status, mistakes, again
     text = _text(exercise, status, got, verdicts, told_of, stale.sentence(answer))
     if any(m.repair and m.hint not in told_of for m in mistakes):
         text += f"\n  What to do: {asked_by}, or the same mistake once more."
     return text + f"\n  The same numbers again: {again}" * (status == FAIL), status
+
+
+def on_the_same_numbers(exercise: Exercise, seed: int, points: float | None = None, named: str = "") -> str:
+    """The call that checks an answer again with these inputs; `named`: an exercise that is not the book's."""
+    chosen = f'row="{exercise.row}", ' * bool(exercise.row) + ("" if points is None else f"points={points:g}, ")
+    named = named or f'"{exercise.id}"'
+    return f"check({named}, {exercise.title}, {chosen}seed={seed})"
 
 
 def hint(exercise: str | Exercise = "") -> None:

@@ -129,9 +129,8 @@ def _fingerprint(assignment: Assignment, cases: str | None) -> str:
     """A hash of all that points depend on, except the submission: if it changes, all students are graded again."""
     of = ("id", "points", "varied", "by_hand", "due", "late", "dealt")
     settings = repr([getattr(assignment, x) for x in of]).encode()
-    judges = sorted(
-        p for room in ("check", "exercises", "practise") for p in Path(course.__file__).parent.glob(f"{room}/**/*.py")
-    )
+    of_code = "check/**/*.py", "exercises/**/*.py", "practise/**/*.py", "grade/grading.py"
+    judges = sorted(path for files in of_code for path in Path(course.__file__).parent.glob(files))
     files = b"".join(Path(path).read_bytes() for path in (*judges, cases) if path)
     return hashlib.sha256(settings + files).hexdigest()
 

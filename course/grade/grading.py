@@ -11,9 +11,11 @@ from dataclasses import replace
 from itertools import zip_longest
 from typing import Any
 
+from course.check import on_the_same_numbers
+from course.check.catalogue import EXERCISES
 from course.check.exercise import COPIED, Exercise
 from course.check.judge import PASS, cases_of, dealt, judge
-from course.check.running import TODO
+from course.check.running import FAIL, TODO
 from course.check.source import Answer, Notebook, printable
 from course.grade.assignment import Assignment, Question, hidden_ranks
 from course.grade.feedback import REVIEW
@@ -45,9 +47,10 @@ def grade(assignment: Assignment, submission: Submission, user: User, secret: by
     texts = {name: _text(notebooks, name, (asked, in_table[name]), notes) for name, asked in by_hand}
     notes += [f"no cell for question {name}" for name, text in texts.items() if text is None and notebooks]
     results = []
+    written = repr([notebook.cells for notebook in notebooks])  # a new answer gets new inputs: feedback tells the old
     for exercise in assignment.exercises:
-        seed = _seed(secret, assignment.id, submission.student, exercise.id)
-        results += _results(exercise, assignment.points[exercise.id], notebooks, unread, notes, user, seed)
+        seeds = [_seed(secret, assignment.id, submission.student, exercise.id, written, of) for of in _SEEDS]
+        results += _results(exercise, assignment.points[exercise.id], notebooks, unread, notes, user, seeds)
     copied = {f"{r['title']}: {r['hint'].partition('.')[0]}" for r in results if r["hint"].startswith(COPIED)}
     notes += [f"{REVIEW}{what}" for what in sorted(copied)]
     raw = round(sum(r["points"] for r in results), 2)
@@ -124,6 +127,10 @@ def _suspicious(notebook: Notebook) -> list[str]:
     return [what for what, pattern in _SUSPICIOUS.items() if re.search(pattern, text)]
 
 
+# Feedback has the seed of the cases that a student may see; from another one, nobody can compute the hidden inputs.
+_SEEDS = "shown", "hidden"
+
+
 def _seed(secret: bytes, *of: str) -> int:
     return int.from_bytes(hmac.digest(secret, "/".join(of).encode("utf-8", "backslashreplace"), hashlib.sha256)[:3])
 
@@ -135,7 +142,7 @@ def _results(
     unread: bool,
     notes: list[str],
     user: User,
-    seed: int,
+    seeds: list[int],
 ) -> list[dict[str, Any]]:
     """A row for each case, with its fraction of the points. `unread`: a file or a cell could not be read."""
     hidden = hidden_ranks(exercise)
@@ -146,7 +153,10 @@ def _results(
         ranks, name = case
         of = {"exercise": exercise.id, "title": exercise.title, "row": exercise.row, "case": name}
         got = {"status": status, "points": each[case] if status == PASS else 0.0, "max": each[case]}
-        return of | got | {"hidden": ranks in hidden, "hint": "" if status == PASS else shown(hint)}
+        can_repeat = status == FAIL and ranks not in hidden and exercise.id in EXERCISES
+        again = on_the_same_numbers(exercise, seeds[0]) if can_repeat else ""
+        got |= {"hidden": ranks in hidden, "hint": "" if status == PASS else shown(hint), "again": again}
+        return of | got
 
     holders = [notebook for notebook in notebooks if notebook.defines(exercise.title)]
     holders.sort(key=lambda notebook: notebook.names[exercise.title])  # a stub counts only where all are stubs
@@ -160,7 +170,7 @@ def _results(
         why = f"{exercise.title} is not defined" + ", or in a cell or a file that cannot be read" * unread
         return [row(case, status, f"{why}.") for case in asked]
     try:
-        outcomes = _outcomes(exercise, Answer(holders[-1], exercise.title), seed, user, hidden)
+        outcomes = _outcomes(exercise, Answer(holders[-1], exercise.title), seeds, user, hidden)
     except Exception as error:  # this exercise fails; the rest keep their points
         # A student's code may have written the error, with the inputs of a hidden case in it.
         notes.append(f"{REVIEW}{exercise.title} {UNDECIDED}: {type(error).__name__}: {error}")
@@ -169,7 +179,7 @@ def _results(
 
 
 def _outcomes(
-    exercise: Exercise, answer: Answer, seed: int, user: User, hidden: set[int]
+    exercise: Exercise, answer: Answer, seeds: list[int], user: User, hidden: set[int]
 ) -> dict[tuple[int, str], tuple[str, str]]:
     """Status and hint of each case. Each hidden case has its own jail, so that no other case can tell of its inputs."""
     outcomes = dict.fromkeys(cases_of(exercise), (TODO, ""))
@@ -177,7 +187,7 @@ def _outcomes(
     for ranks in (*[known] * bool(known), *((n,) for n in exercise.ranks if n in hidden)):
         of_jail, jail = replace(exercise, ranks=ranks), Jail(user)
         try:
-            (cases,) = judge(of_jail, [answer], seed, jail.returned)
+            (cases,) = judge(of_jail, [answer], seeds[ranks[0] in hidden], jail.returned)
         finally:
             jail.close()
         found = [(case.status, case.advice) for case in cases]

@@ -16,7 +16,7 @@ from typing import Any
 from course.check.judge import PASS
 from course.check.running import FAIL, TODO
 from course.grade.assignment import Assignment
-from course.grade.feedback import feedback, for_student, seen
+from course.grade.feedback import feedback, for_student, repeated, seen
 from course.grade.sheets import as_cell, of_cell, read_sheet
 from course.grade.submissions import Submission
 
@@ -180,7 +180,7 @@ def gradescope(given: Grade) -> dict[str, Any]:
                 "score": round(after - before, 2),
                 "max_score": r["max"],
                 "status": "passed" if r["status"] == PASS else "failed",
-                "output": seen(r)[1],
+                "output": "\n".join(filter(None, (seen(r)[1], repeated(r)))),
                 "output_format": "text",
                 "visibility": "after_published" if r["hidden"] else "visible",
             }

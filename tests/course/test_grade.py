@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 import zipfile
-from contextlib import nullcontext
+from contextlib import nullcontext, redirect_stdout
 from datetime import datetime
 from pathlib import Path
 from types import SimpleNamespace
@@ -623,6 +623,48 @@ def test_what_a_student_gets_back(course):
     assert "# Homework: =ben" in said and "**0 of 9 points**" in said and "why, in words: not graded yet" in said
     assert "[ ] 3 ranks" in said and "[ ] a hidden case" in said and "you summed and did not divide" in said
     assert "5 ranks" not in said
+
+
+def test_a_failure_is_the_same_at_home(course):
+    """The call in the feedback fails with the numbers that the grader has seen; a hidden case is not told."""
+    course.asks(exercises={"03.1": 4, "03.2": 2})
+    course.has_cases(CASES[0].replace("(3,)", "(3, 5)"))
+    wrong = RIGHT.replace('op="mean"', 'op="max"')
+    course.hands_in("=ben", SETUP, wrong, OTHER)
+    course.rows()
+    told = course.told("=ben")
+    (call,) = re.findall(r"^    The same numbers again: (check\(.*\))$", told, re.MULTILINE)
+    exec(f"{SETUP}\nfrom course.check import check, forget\n{wrong}", names := {})
+    with redirect_stdout(io.StringIO()) as said:
+        exec(call, names)
+    names["forget"]()
+    at_home = re.search(r"\[ \] 3 ranks\n(.*?)\n  \[", said.getvalue(), re.DOTALL)[1]
+    assert "expected" in at_home and " ".join(at_home.split()) in " ".join(told.split())
+    seen = gradescope(course.given(Submission("=ben").file_name))["tests"]
+    assert [call in test["output"] for test in seen] == [True, False, False, False]
+
+
+def test_no_seed_that_is_told_gives_hidden_inputs_or_those_of_the_next_answer(course, monkeypatch):
+    true, asked = grading.judge, []
+
+    def listens(exercise, answers, seed, *rest):
+        asked.append((exercise.ranks, seed))
+        return true(exercise, answers, seed, *rest)
+
+    monkeypatch.setattr(grading, "judge", listens)
+    course.has_cases(CASES[0].replace("(3,)", "(3, 5)"))
+    for answer in (WRONG, WRONG, f"{WRONG}  # a new answer"):
+        shutil.rmtree(course.submissions / "=ben")
+        course.hands_in("=ben", SETUP, answer)
+        assert main(course.command("--trust", "--again", "=ben")) == 0
+    of_ben = [seed for ranks, seed in asked if ranks == (3,)], [seed for ranks, seed in asked if ranks == (5,)]
+    assert f"seed={of_ben[0][-1]})" in course.told("=ben") and not {*of_ben[0]} & {*of_ben[1]}
+    for seeds in of_ben:  # ben, ann, ben again, ben with a new answer
+        assert len(seeds) == 4 and len({*seeds}) == 3, seeds
+    course.has_cases("replace(find('03.1'), id='03.99')")  # an exercise that no student's book has
+    course.asks(exercises={"03.99": 4})
+    course.rows()
+    assert "seed=" not in course.told("=ben") and "you summed and did not divide" in course.told("=ben")
 
 
 def test_one_exercise_that_cannot_be_judged(course, monkeypatch):
