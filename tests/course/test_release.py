@@ -21,6 +21,7 @@ from course.check.judge import judge
 from course.check.source import Answer, read_notebook
 from course.grade.assignment import Late, hidden_ranks, read_assignment
 from course.grade.reports import write_grades
+from course.grade.sheets import of_cell, read_sheet
 from course.museum.room import Room
 from course.release import LIBRARY
 from course.release.__main__ import BOOK, main
@@ -615,12 +616,35 @@ def test_each_row_of_a_model_answer_is_computed():
     assert {of for of in told if of[2]} == {of for of in FACTS if len(of) == 3} and len(told) > 3
 
 
+def rows_of(path):
+    """Student -> row, of a homework in which one exercise or question has rows."""
+    return {name: row for name, row, _ in csv.reader(path.read_text().splitlines()[1:])}
+
+
+def test_the_table_of_rows_names_each_students_file_and_can_be_read_again(tmp_path):
+    """Also for names that are no names of files, in any script."""
+    students = ["ann", "李明", "Ada Lovelace", "=cid", "a/b"]
+    (tmp_path / "roster.txt").write_text("\n".join(students))
+    assert main([FILES["hw3"], "--out", str(tmp_path), "--roster", str(tmp_path / "roster.txt")]) == 0
+    table = tmp_path / "hw3/teacher/rows.csv"
+    found = {of_cell(row["student"]): row["handout file"] for row in read_sheet(table)}
+    assert [*found] == students and found["李明"] == "hw3-李明.zip"
+    assert {*found.values()} == {path.name for path in (tmp_path / "hw3" / "handouts").iterdir()}
+    asked, again = ASSIGNMENTS["hw3"], read_assignment(FILES["hw3"], rows=str(table))
+    assert {*again.dealt} == {*students}
+    for student, file in found.items():
+        row = asked.row_of(student, "which-stage")
+        assert again.dealt[student] == {"which-stage": row}
+        own = in_zip(tmp_path / "hw3" / "handouts" / file, "hw3/exercises/05_fsdp.ipynb")
+        assert f"on {dict(A=8, B=16, C=32)[row]} GPUs" in own
+
+
 def test_each_student_has_one_row_and_the_grader_knows_it(tmp_path):
     students = [f"student {i}" for i in range(9)]
     (tmp_path / "roster.txt").write_text("\n".join(students))
     roster = ["--roster", str(tmp_path / "roster.txt")]
     assert main([FILES["hw3"], "--out", str(tmp_path), *roster]) == 0
-    rows = dict(line.split(",") for line in (tmp_path / "hw3/teacher/rows.csv").read_text().splitlines()[1:])
+    rows = rows_of(tmp_path / "hw3/teacher/rows.csv")
     assert [*rows] == students and {*rows.values()} == {*"ABC"}
     handouts = [*(tmp_path / "hw3" / "handouts").iterdir()]
     assert len(handouts) == 9
@@ -649,13 +673,13 @@ def test_a_varied_exercise_is_in_each_students_row_and_needs_their_names(tmp_pat
     (tmp_path / "roster.txt").write_text("ann\nben\n=cid\ndora\neva\n")
     assert main([*args, "--roster", str(tmp_path / "roster.txt")]) == 0
     assert sorted(path.name for path in (tmp_path / "hw1").iterdir()) == ["handouts", "teacher"]
-    rows = dict(line.split(",") for line in (tmp_path / "hw1/teacher/rows.csv").read_text().splitlines()[1:])
+    rows = rows_of(tmp_path / "hw1/teacher/rows.csv")
     assert {*rows.values()} == {*"ABC"}, "change the names above"
     (tmp_path / "rows.csv").write_text("student,02.4\n" + "".join(f"{name},B\n" for name in rows if name != "ann"))
     of_teacher = ["--roster", str(tmp_path / "roster.txt"), "--rows", str(tmp_path / "rows.csv")]
     assert main([*args[:2], str(tmp_path / "dealt"), *of_teacher]) == 0
-    dealt = (tmp_path / "dealt/hw1/teacher/rows.csv").read_text().splitlines()[1:]
-    assert dealt == [f"{name},{rows[name] if name == 'ann' else 'B'}" for name in rows]
+    dealt = rows_of(tmp_path / "dealt/hw1/teacher/rows.csv")
+    assert dealt == {name: rows[name] if name == "ann" else "B" for name in rows}
     for path in (tmp_path / "hw1" / "handouts").iterdir():
         book = nbformat.reads(in_zip(path, "hw1/exercises/02_collectives.ipynb"), 4)
         (row,) = {row for name, row in rows.items() if name.strip("'=") in path.name}
