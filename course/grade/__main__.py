@@ -22,9 +22,10 @@ from tqdm import tqdm
 import course.check
 from course.check.source import printable
 from course.grade.assignment import Assignment, AssignmentError, read_assignment
+from course.grade.gradebooks import fill_canvas
 from course.grade.grading import blocked, grade
 from course.grade.jail import JailError, User, is_isolated
-from course.grade.reports import Grade, fill_canvas, gradescope, overview, write, write_grades, write_json
+from course.grade.reports import Grade, gradescope, overview, write, write_grades, write_json
 from course.grade.submissions import Submission, find_submissions
 
 USER = 54321

@@ -28,8 +28,9 @@ from course.grade import __main__ as grade_main
 from course.grade import grading, sight
 from course.grade.__main__ import USER, main
 from course.grade.assignment import Assignment, AssignmentError, Late, hidden_ranks, read_assignment
+from course.grade.gradebooks import fill_canvas
 from course.grade.jail import Jail, JailError, User, processes_of
-from course.grade.reports import fill_canvas, gradescope, write_table
+from course.grade.reports import gradescope, write_table
 from course.grade.returns import pack, unpack
 from course.grade.sheets import as_cell, of_cell, read_sheet
 from course.grade.submissions import Submission, find_submissions
