@@ -22,7 +22,7 @@ from tqdm import tqdm
 import course.check
 from course.check.source import printable
 from course.grade.assignment import Assignment, AssignmentError, read_assignment
-from course.grade.gradebooks import fill_canvas
+from course.grade.gradebooks import fill_canvas, fill_moodle
 from course.grade.grading import blocked, grade
 from course.grade.jail import JailError, User, is_isolated
 from course.grade.reports import Grade, gradescope, overview, write, write_grades, write_json
@@ -57,10 +57,12 @@ def main(argv: list[str] | None = None) -> int:
         totals = write_grades(out, assignment, grades)
         if args.gradescope:
             write_json(Path(args.gradescope), gradescope(grades[0]))
-        if args.canvas:
-            lost = fill_canvas(args.canvas, out / "canvas.csv", assignment, grades, totals)
-            found = f"{len(grades) - len(lost)} of {len(grades)} students are in {args.canvas}"
-            print(printable(f"{out / 'canvas.csv'}: {found}{', without ' * bool(lost)}{'; '.join(lost)}"))
+        for table, fill in ((args.canvas, fill_canvas), (args.moodle, fill_moodle)):
+            if table:
+                filled = out / f"{fill.__name__.removeprefix('fill_')}.csv"
+                lost = fill(table, filled, assignment, grades, totals)
+                found = f"{len(grades) - len(lost)} of {len(grades)} students are in {table}"
+                print(printable(f"{filled}: {found}{', without ' * bool(lost)}{'; '.join(lost)}"))
     except (AssignmentError, JailError, ValueError, OSError) as error:
         print(f"course.grade: {printable(str(error))}", file=sys.stderr)
         return 2
@@ -81,7 +83,9 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m course.grade", description="Grade notebooks without running them."
     )
     parser.add_argument("assignment", help="its JSON file")
-    parser.add_argument("submissions", help="a folder per student, or Canvas' bulk download, unzipped")
+    parser.add_argument(
+        "submissions", help="a folder per student, or the bulk download of Canvas or Moodle, unzipped"
+    )
     parser.add_argument("--out", default="grades", help="where grades go; students in it are not graded again")
     parser.add_argument("--jobs", type=int, default=1, help="submissions graded at the same time")
     parser.add_argument("--roster", help="a file with one student per line: without a submission, 0 points")
@@ -96,6 +100,7 @@ def _parser() -> argparse.ArgumentParser:
         help="grade this student again, though all is as it was",
     )
     parser.add_argument("--canvas", metavar="CSV", help="an exported gradebook: a copy of it gets the scores")
+    parser.add_argument("--moodle", metavar="CSV", help="a grading worksheet: a copy of it gets the scores")
     parser.add_argument("--gradescope", metavar="JSON", help="write the first submission's results.json here")
     parser.add_argument("--user", type=int, default=USER, help="number of the user that runs students' code")
     parser.add_argument("--trust", action="store_true", help="run students' code as yourself")
