@@ -76,7 +76,7 @@ class Notebook:
         notes = []
         for title, text in self.cells:
             linecache.cache[title] = (len(text), None, text.splitlines(keepends=True), title)
-            for statement in filter(_defines, _parse(text).body):
+            for statement in filter(_defines, parse(text).body):
                 try:
                     exec(compile(ast.Module([statement], []), title, "exec"), names)
                 except Exception as error:
@@ -135,7 +135,7 @@ def read_notebook(path: str) -> Notebook:
     for number, text in enumerate(code, 1):
         title = f"{name}, code cell {number}"
         try:
-            tree = _parse(text)
+            tree = parse(text)
             checks += _checks(tree)
             computed |= _computed(tree, title)
             names |= {one: not _is_stub(s) for s in filter(_defines, tree.body) for one in _names(s)}
@@ -194,7 +194,7 @@ def _texts(cells: list[dict]) -> tuple[dict[str, str], dict[str, str]]:
     return {name: "\n\n".join(filter(None, texts)) for name, texts in found.items()}, questions
 
 
-def _parse(source: str) -> ast.Module:
+def parse(source: str) -> ast.Module:
     """The Python of a cell, without lines that only IPython reads, such as `%matplotlib inline`, `!ls` and `?f`."""
     try:
         return ast.parse(source)

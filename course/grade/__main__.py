@@ -25,6 +25,7 @@ from course.grade.assignment import Assignment, AssignmentError, read_assignment
 from course.grade.gradebooks import fill_canvas, fill_moodle
 from course.grade.grading import blocked, grade
 from course.grade.jail import JailError, User, is_isolated
+from course.grade.likeness import write_likeness
 from course.grade.reports import Grade, gradescope, overview, write, write_grades, write_json
 from course.grade.submissions import Submission, find_submissions
 
@@ -54,6 +55,8 @@ def main(argv: list[str] | None = None) -> int:
         out.mkdir(parents=True, exist_ok=True, mode=0o700)
         asked = _fingerprint(assignment, args.cases)
         grades, failed = _all(assignment, submissions, users, out, _secret(out), asked, args.again)
+        if len(submissions) > 1:
+            write_likeness(out / "likeness.csv", assignment, submissions)
         totals = write_grades(out, assignment, grades)
         if args.gradescope:
             write_json(Path(args.gradescope), gradescope(grades[0]))

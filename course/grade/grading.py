@@ -158,6 +158,22 @@ def _results(
         got |= {"hidden": ranks in hidden, "hint": "" if status == PASS else shown(hint), "again": again}
         return of | got
 
+    answer = answer_of(exercise, notebooks, notes)
+    if not answer:
+        status = BLOCKED if unread else MISSING
+        why = f"{exercise.title} is not defined" + ", or in a cell or a file that cannot be read" * unread
+        return [row(case, status, f"{why}.") for case in asked]
+    try:
+        outcomes = _outcomes(exercise, answer, seeds, user, hidden)
+    except Exception as error:  # this exercise fails; the rest keep their points
+        # A student's code may have written the error, with the inputs of a hidden case in it.
+        notes.append(f"{REVIEW}{exercise.title} {UNDECIDED}: {type(error).__name__}: {error}")
+        return [row(case, BLOCKED, f"It {UNDECIDED}.") | {"undecided": True} for case in asked]
+    return [row(case, status, answer.notebook.with_reason(hint)) for case, (status, hint) in outcomes.items()]
+
+
+def answer_of(exercise: Exercise, notebooks: list[Notebook], notes: list[str]) -> Answer | None:
+    """The answer that counts, of the newest notebook in which it is begun; a note says which one that is."""
     holders = [notebook for notebook in notebooks if notebook.defines(exercise.title)]
     holders.sort(key=lambda notebook: notebook.names[exercise.title])  # a stub counts only where all are stubs
     if len(holders) > 1:
@@ -165,17 +181,7 @@ def _results(
             f"{exercise.title} is defined in {len(holders)} notebooks; {holders[-1].name} counts, the newest in which"
             " it is begun"
         )
-    if not holders:
-        status = BLOCKED if unread else MISSING
-        why = f"{exercise.title} is not defined" + ", or in a cell or a file that cannot be read" * unread
-        return [row(case, status, f"{why}.") for case in asked]
-    try:
-        outcomes = _outcomes(exercise, Answer(holders[-1], exercise.title), seeds, user, hidden)
-    except Exception as error:  # this exercise fails; the rest keep their points
-        # A student's code may have written the error, with the inputs of a hidden case in it.
-        notes.append(f"{REVIEW}{exercise.title} {UNDECIDED}: {type(error).__name__}: {error}")
-        return [row(case, BLOCKED, f"It {UNDECIDED}.") | {"undecided": True} for case in asked]
-    return [row(case, status, holders[-1].with_reason(hint)) for case, (status, hint) in outcomes.items()]
+    return Answer(holders[-1], exercise.title) if holders else None
 
 
 def _outcomes(
