@@ -5,6 +5,7 @@ import time
 
 import pytest
 
+from course.check import find
 from course.check.source import read_notebook
 from course.grade.assignment import read_assignment
 from course.grade.likeness import _given, _published, definitions, likeness, prints, write_likeness
@@ -57,9 +58,9 @@ def test_a_helper_counts_wherever_it_is_and_what_is_not_used_does_not():
 @pytest.fixture
 def course(tmp_path):
     """A copy, an answer of one's own, the book's solution, a stub; and of 03.2 short answers, all alike."""
-    course = Course(tmp_path)
+    course = Course(tmp_path, exercises={"03.2": 2, "03.1": 3})
     solution = definitions(text for _, text in read_notebook(str(ROOT / "solutions/03_data_parallelism.ipynb")).cells)
-    stub = "def average_gradients(params, group):\n    raise NotImplementedError"
+    stub = "def average_gradients(params, group):\n    n = group.size + len(params)\n    raise NotImplementedError"
     answers = {"ada": RIGHT, "ben": COPY, "cid": OWN, "dora": ast.unparse(solution["average_gradients"]), "eve": stub}
     for student, answer in answers.items():
         course.hands_in(student, SETUP, answer, OTHER)
@@ -90,7 +91,9 @@ def test_the_table_is_for_the_teacher_alone(course):
 
 
 def test_what_the_handout_gives_is_nobodys(course):
-    """03.7's notebook defines more than the answer; what is as it was handed out has no prints."""
+    """What is as it was handed out has no prints."""
+    stub = "def average_gradients(params, group):\n    raise NotImplementedError"
+    assert prints(definitions([stub]), "average_gradients") <= _given(find("03.1"))
     given = next(path for path in (ROOT / "exercises").glob("03_*.ipynb"))
     own = [text for _, text in read_notebook(str(given)).cells]
     course.asks(exercises={"03.1": 3})
