@@ -56,7 +56,8 @@ def _verdict(rows: list[dict[str, Any]]) -> list[str]:
     lines, printed = [], ""
     for row in rows:
         name, hint = seen(row)
-        lines.append(f"[{'x' if row['status'] == PASS else ' '}] {name}")
+        part = f", {row['points']:g} points" if 0 < row["points"] < row["max"] else ""
+        lines.append(f"[{'x' if row['status'] == PASS else ' '}] {name}{part}")
         if hint not in ("", printed):
             printed = hint
             lines += [f"    {line}" for line in hint.splitlines()]

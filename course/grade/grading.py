@@ -14,7 +14,7 @@ from typing import Any
 from course.check import on_the_same_numbers
 from course.check.catalogue import EXERCISES
 from course.check.exercise import COPIED, Exercise
-from course.check.judge import PASS, cases_of, dealt, judge
+from course.check.judge import PASS, CaseVerdict, cases_of, dealt, judge
 from course.check.running import FAIL, TODO
 from course.check.source import Answer, Notebook, printable
 from course.grade.assignment import Assignment, Question, hidden_ranks
@@ -149,10 +149,10 @@ def _results(
     asked = cases_of(exercise)
     each = dict(zip(asked, dealt(points, len(asked)), strict=True))
 
-    def row(case: tuple[int, str], status: str, hint: str) -> dict[str, Any]:
+    def row(case: tuple[int, str], status: str, hint: str, points: float = 0.0) -> dict[str, Any]:
         ranks, name = case
         of = {"exercise": exercise.id, "title": exercise.title, "row": exercise.row, "case": name}
-        got = {"status": status, "points": each[case] if status == PASS else 0.0, "max": each[case]}
+        got = {"status": status, "points": points, "max": each[case]}
         can_repeat = status == FAIL and ranks not in hidden and exercise.id in EXERCISES
         again = on_the_same_numbers(exercise, seeds[0]) if can_repeat else ""
         got |= {"hidden": ranks in hidden, "hint": "" if status == PASS else shown(hint), "again": again}
@@ -169,7 +169,10 @@ def _results(
         # A student's code may have written the error, with the inputs of a hidden case in it.
         notes.append(f"{REVIEW}{exercise.title} {UNDECIDED}: {type(error).__name__}: {error}")
         return [row(case, BLOCKED, f"It {UNDECIDED}.") | {"undecided": True} for case in asked]
-    return [row(case, status, answer.notebook.with_reason(hint)) for case, (status, hint) in outcomes.items()]
+    return [
+        row(case, found.status, answer.notebook.with_reason(found.advice), found.of(each[case]))
+        for case, found in outcomes.items()
+    ]
 
 
 def answer_of(exercise: Exercise, notebooks: list[Notebook], notes: list[str]) -> Answer | None:
@@ -186,9 +189,9 @@ def answer_of(exercise: Exercise, notebooks: list[Notebook], notes: list[str]) -
 
 def _outcomes(
     exercise: Exercise, answer: Answer, seeds: list[int], user: User, hidden: set[int]
-) -> dict[tuple[int, str], tuple[str, str]]:
-    """Status and hint of each case. Each hidden case has its own jail, so that no other case can tell of its inputs."""
-    outcomes = dict.fromkeys(cases_of(exercise), (TODO, ""))
+) -> dict[tuple[int, str], CaseVerdict]:
+    """The verdict on each case. Each hidden case has its own jail, so that no other case can tell of its inputs."""
+    outcomes = {case: CaseVerdict(case[1], TODO) for case in cases_of(exercise)}
     known = tuple(n for n in exercise.ranks if n not in hidden)
     for ranks in (*[known] * bool(known), *((n,) for n in exercise.ranks if n in hidden)):
         of_jail, jail = replace(exercise, ranks=ranks), Jail(user)
@@ -196,9 +199,8 @@ def _outcomes(
             (cases,) = judge(of_jail, [answer], seeds[ranks[0] in hidden], jail.returned)
         finally:
             jail.close()
-        found = [(case.status, case.advice) for case in cases]
         # A stub is judged once, in its first case; the rest get the same verdict.
-        outcomes |= zip_longest(cases_of(of_jail), found, fillvalue=found[-1])
+        outcomes |= zip_longest(cases_of(of_jail), cases, fillvalue=cases[-1])
     return outcomes
 
 
