@@ -16,7 +16,6 @@ import sys
 import textwrap
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
-from itertools import compress
 from pathlib import Path
 from types import MappingProxyType
 
@@ -96,22 +95,28 @@ def verdict(
         raise TypeError(f"check({named}, ...) needs your function {exercise.title}, not {type(answer).__name__}")
     seed = new_seed() if seed is None else seed
     (verdicts,) = judge(exercise, [answer], seed)
-    passed = [v.status == PASS for v in verdicts]
-    got = round(sum(compress(dealt(exercise.points, len(verdicts)), passed)), 2)
-    status = PASS if all(passed) else TODO if verdicts[0].status == TODO else FAIL
+    each = [v.of(most) for v, most in zip(verdicts, dealt(exercise.points, len(verdicts)), strict=True)]
+    got = round(sum(each), 2)
+    status = PASS if all(v.status == PASS for v in verdicts) else TODO if verdicts[0].status == TODO else FAIL
     _session[exercise.id] = exercise, got
     mistakes = [v.mistake for v in verdicts if v.mistake]
     told_of = {m.hint for m in mistakes} if told or _strict() else record.met_in(exercise)
     if status != TODO and not _strict():
         record.keep(exercise, got, [m.hint for m in mistakes])
-    chosen = f'row="{row}", ' * bool(row) + ("" if points is None else f"points={points:g}, ")
-    again = f"check({named}, {exercise.title}, {chosen}seed={seed})"
+    again = on_the_same_numbers(exercise, seed, points, named)
     _judged.pop(exercise.id, None)  # the last one is the last in order
     _judged[exercise.id] = exercise, status, mistakes, again
-    text = _text(exercise, status, got, verdicts, told_of, stale.sentence(answer))
+    text = _text(exercise, status, got, [*zip(verdicts, each, strict=True)], told_of, stale.sentence(answer))
     if any(m.repair and m.hint not in told_of for m in mistakes):
         text += f"\n  What to do: {asked_by}, or the same mistake once more."
     return text + f"\n  The same numbers again: {again}" * (status == FAIL), status
+
+
+def on_the_same_numbers(exercise: Exercise, seed: int, points: float | None = None, named: str = "") -> str:
+    """The call that checks an answer again with these inputs; `named`: an exercise that is not the book's."""
+    chosen = f'row="{exercise.row}", ' * bool(exercise.row) + ("" if points is None else f"points={points:g}, ")
+    named = named or f'"{exercise.id}"'
+    return f"check({named}, {exercise.title}, {chosen}seed={seed})"
 
 
 def hint(exercise: str | Exercise = "") -> None:
@@ -243,7 +248,7 @@ def _text(
     exercise: Exercise,
     status: str,
     points: float,
-    verdicts: list[CaseVerdict],
+    verdicts: list[tuple[CaseVerdict, float]],
     told_of: Collection[str],
     warning: str,
 ) -> str:
@@ -251,12 +256,13 @@ def _text(
     lines = [f"{status}  {exercise.id} {exercise.title}{row}   {points:g}/{exercise.points:g} points"]
     lines += [f"  {warning}"] * bool(warning)
     if status == TODO:
-        return "\n".join([*lines, f"  {verdicts[0].hint}"])
+        return "\n".join([*lines, f"  {verdicts[0][0].hint}"])
     printed = None
-    for v in verdicts:
+    for v, got in verdicts:
         said = v.advice if v.mistake and v.mistake.hint in told_of else v.hint
         again_so = bool(said) and said == printed
-        lines.append(f"  [{'x' if v.status == PASS else ' '}] {v.case}{', as above' * again_so}")
+        part = f", {got:g} points" if got and v.status != PASS else ""
+        lines.append(f"  [{'x' if v.status == PASS else ' '}] {v.case}{part}{', as above' * again_so}")
         if said and not again_so:
             lines += [f"      {line}".rstrip() for line in said.splitlines()]
             printed = said

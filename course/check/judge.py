@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import os
 import random
+import re
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -29,13 +32,18 @@ USES_COMM = (
 class CaseVerdict:
     """The verdict on one case: `status` is PASS, FAIL or TODO; `hint` helps further, and is empty after a PASS.
 
-    `mistake` is the one that the hint names, if it has a name.
+    `mistake` is the one that the hint names, if it has a name. `share` is the fraction of the points that it gets.
     """
 
     case: str
     status: str
     hint: str = ""
     mistake: Mistake | None = None
+    share: float = 0.0
+
+    def of(self, points: float) -> float:
+        """The points of the case that the answer gets, in hundredths; only a PASS gets all."""
+        return points if self.status == PASS else math.floor(100 * points * self.share + 1e-6) / 100
 
     @property
     def advice(self) -> str:
@@ -76,7 +84,11 @@ def judge(
     wrong = WrongPrograms(exercise, cases)
     return [
         [
-            CaseVerdict(_name(len(case.inputs), part), *_outcome(wrong, answer, at, part))
+            CaseVerdict(
+                _name(len(case.inputs), part),
+                *_outcome(wrong, answer, at, part),
+                share=_share(exercise, case, answer, part),
+            )
             for at, case in enumerate(cases)
             for part in exercise.parts
         ]
@@ -102,6 +114,26 @@ def _outcome(wrong: WrongPrograms, answer: int, at: int, part: str) -> Outcome:
     is_fixed = wrong.exercise.is_fixed
     slip = "" if is_fixed else named_slip(got, right, tolerances)
     return FAIL, filled(slip) + "\n" * bool(slip) + difference(got, right, tolerances, is_fixed) + _seen(got, part)
+
+
+def _share(exercise: Exercise, case: CaseRun, answer: int, part: str) -> float:
+    """The fraction of the sizes that are right, where one process calls an answer with several.
+
+    A table of findings has no sizes: a guess may be right. Nor has an answer that returns the same for each.
+    """
+    got = case.outcomes[answer]
+    if isinstance(got, NoAnswer) or len(got) > 1 or exercise.is_fixed:
+        return 0.0
+    size = re.compile(rf"(?:{re.escape(exercise.title)}\(.*\)|\w+ (?:\d+|[A-Z])|\d+ \w+)(?=: |\[|$)", re.DOTALL)
+    found: dict[str, Data] = defaultdict(dict)
+    for name, value in results_of_part(case.right[0], part).items():
+        if not (of := size.match(name)):
+            return 0.0
+        found[of[0]][name] = value
+    returned = {repr([got[0].get(name) for name in names]) for names in found.values()}
+    if len(returned) < 2:
+        return 0.0
+    return sum(same(got[0], right, exercise.tolerances) for right in found.values()) / len(found)
 
 
 def cases_of(exercise: Exercise) -> list[tuple[int, str]]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import difflib
 import hashlib
 import json
 import os
@@ -21,9 +22,11 @@ from tqdm import tqdm
 import course.check
 from course.check.cells import printable
 from course.grade.assignment import Assignment, AssignmentError, read_assignment
+from course.grade.gradebooks import fill_canvas, fill_moodle
 from course.grade.grading import blocked, grade
 from course.grade.jail import JailError, User, is_isolated
-from course.grade.reports import Grade, fill_canvas, gradescope, overview, write, write_grades, write_json
+from course.grade.likeness import write_likeness
+from course.grade.reports import Grade, gradescope, overview, write, write_grades, write_json
 from course.grade.submissions import Submission, find_submissions
 from course.grade.trial import must_pass
 
@@ -48,19 +51,24 @@ def main(argv: list[str] | None = None) -> int:
             )
         if not submissions:
             raise ValueError(f"{args.submissions} contains neither folders nor notebooks")
+        _must_be_among(args.again, submissions)
         for user in users:
             must_pass(user)
         out = Path(args.out)
         out.mkdir(parents=True, exist_ok=True, mode=0o700)
         asked = _fingerprint(assignment, args.cases)
-        grades, failed = _all(assignment, submissions, users, out, _secret(out), asked)
+        grades, failed = _all(assignment, submissions, users, out, _secret(out), asked, args.again)
+        if len(submissions) > 1:
+            write_likeness(out / "likeness.csv", assignment, submissions)
         totals = write_grades(out, assignment, grades)
         if args.gradescope:
             write_json(Path(args.gradescope), gradescope(grades[0]))
-        if args.canvas:
-            lost = fill_canvas(args.canvas, out / "canvas.csv", assignment, grades, totals)
-            found = f"{len(grades) - len(lost)} of {len(grades)} students are in {args.canvas}"
-            print(printable(f"{out / 'canvas.csv'}: {found}{', without ' * bool(lost)}{'; '.join(lost)}"))
+        for table, fill in ((args.canvas, fill_canvas), (args.moodle, fill_moodle)):
+            if table:
+                filled = out / f"{fill.__name__.removeprefix('fill_')}.csv"
+                lost = fill(table, filled, assignment, grades, totals)
+                found = f"{len(grades) - len(lost)} of {len(grades)} students are in {table}"
+                print(printable(f"{filled}: {found}{', without ' * bool(lost)}{'; '.join(lost)}"))
     except (AssignmentError, JailError, ValueError, OSError) as error:
         print(f"course.grade: {printable(str(error))}", file=sys.stderr)
         return 2
@@ -81,14 +89,24 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m course.grade", description="Grade notebooks without running them."
     )
     parser.add_argument("assignment", help="its JSON file")
-    parser.add_argument("submissions", help="a folder per student, or Canvas' bulk download, unzipped")
+    parser.add_argument(
+        "submissions", help="a folder per student, or the bulk download of Canvas or Moodle, unzipped"
+    )
     parser.add_argument("--out", default="grades", help="where grades go; students in it are not graded again")
     parser.add_argument("--jobs", type=int, default=1, help="submissions graded at the same time")
     parser.add_argument("--roster", help="a file with one student per line: without a submission, 0 points")
     parser.add_argument("--times", help="a CSV of student and time, for days late")
     parser.add_argument("--cases", help="a Python file with hidden EXERCISES")
     parser.add_argument("--rows", help="the release's teacher/rows.csv; without it, rows follow from students' names")
+    parser.add_argument(
+        "--again",
+        metavar="STUDENT",
+        action="append",
+        default=[],
+        help="grade this student again, though all is as it was",
+    )
     parser.add_argument("--canvas", metavar="CSV", help="an exported gradebook: a copy of it gets the scores")
+    parser.add_argument("--moodle", metavar="CSV", help="a grading worksheet: a copy of it gets the scores")
     parser.add_argument("--gradescope", metavar="JSON", help="write the first submission's results.json here")
     parser.add_argument("--user", type=int, default=USER, help="number of the user that runs students' code")
     parser.add_argument("--trust", action="store_true", help="run students' code as yourself")
@@ -123,15 +141,29 @@ def _fingerprint(assignment: Assignment, cases: str | None) -> str:
     """A hash of all that points depend on, except the submission: if it changes, all students are graded again."""
     of = ("id", "points", "varied", "by_hand", "due", "late", "dealt")
     settings = repr([getattr(assignment, x) for x in of]).encode()
-    judges = sorted(
-        p for room in ("check", "exercises", "practise") for p in Path(course.__file__).parent.glob(f"{room}/**/*.py")
-    )
+    of_code = "check/**/*.py", "exercises/**/*.py", "practise/**/*.py", "grade/grading.py"
+    judges = sorted(path for files in of_code for path in Path(course.__file__).parent.glob(files))
     files = b"".join(Path(path).read_bytes() for path in (*judges, cases) if path)
     return hashlib.sha256(settings + files).hexdigest()
 
 
+def _must_be_among(students: list[str], submissions: list[Submission]) -> None:
+    there = [submission.student for submission in submissions]
+    for name in students:
+        if name not in there:
+            near = difflib.get_close_matches(name, there)
+            hint = f"did you mean {near[0]!r}?" if near else "write the name as grades.csv has it"
+            raise ValueError(f"no submission is of {name!r}; {hint}")
+
+
 def _all(
-    assignment: Assignment, submissions: list[Submission], users: list[User], out: Path, secret: bytes, asked: str
+    assignment: Assignment,
+    submissions: list[Submission],
+    users: list[User],
+    out: Path,
+    secret: bytes,
+    asked: str,
+    again: list[str],
 ) -> tuple[list[Grade], int]:
     """The grades, in order of students, and how many submissions could not be graded."""
     free: SimpleQueue[User] = SimpleQueue()
@@ -155,7 +187,8 @@ def _all(
     pool = ThreadPoolExecutor(len(users))
     try:
         for submission in submissions:
-            if (known := _known(out, submission, asked)) is not None:
+            known = None if submission.student in again else _known(out, submission, asked)
+            if known is not None:
                 grades[submission.student] = known
             else:
                 under_way[pool.submit(one, submission)] = submission.student

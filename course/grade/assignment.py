@@ -18,7 +18,7 @@ from course.check.catalogue import EXERCISES
 from course.check.exercise import ROWS, Exercise
 from course.grade.sheets import of_cell, read_sheet
 
-_KEYS = {"id", "title", "exercises", "varied", "by_hand", "due", "late", "hours", "goals", "text"}
+_KEYS = {"id", "title", "exercises", "varied", "by_hand", "due", "weeks", "late", "hours", "goals", "text"}
 
 
 class AssignmentError(ValueError):
@@ -91,6 +91,7 @@ class Assignment:
     by_hand: dict[str, Question] = field(default_factory=dict)  # by the `grade_id` of their cell
     due: datetime.datetime | None = None  # with a time zone; None: never late
     late: Late = Late()
+    weeks: tuple[int, ...] = ()  # of the course, from 1: it is set in the first, and due in the second
     hours: float = 0  # that the work should take
     goals: tuple[str, ...] = ()  # skills that the homework teaches, a sentence each
     text: str = ""  # Markdown for the handout
@@ -238,6 +239,7 @@ def _assignment(fields: dict[str, Any], own: dict[str, Exercise]) -> Assignment:
         raise ValueError(f"its id is {fields['id']!r}; use letters, digits and -, as it names files")
     names, goals = (str(fields["id"]), str(fields["title"])), tuple(fields.get("goals", ()))
     about = {"hours": fields.get("hours", 0), "goals": goals, "text": fields.get("text", "")}
+    about["weeks"] = tuple(fields.get("weeks", ()))
     return Assignment(*names, exercises, points, tuple(varied), by_hand, due, Late(**late), **about)
 
 

@@ -47,12 +47,18 @@ def seen(row: dict[str, Any]) -> tuple[str, str]:
     return ("a hidden case", "") if row["hidden"] else (row["case"], row["hint"])
 
 
+def repeated(row: dict[str, Any]) -> str:
+    """A sentence with the call that fails in the same way at home; "" where there is none."""
+    return f"The same numbers again: {row['again']}" if row["again"] else ""
+
+
 def _verdict(rows: list[dict[str, Any]]) -> list[str]:
     lines, printed = [], ""
     for row in rows:
         name, hint = seen(row)
-        lines.append(f"[{'x' if row['status'] == PASS else ' '}] {name}")
+        part = f", {row['points']:g} points" if 0 < row["points"] < row["max"] else ""
+        lines.append(f"[{'x' if row['status'] == PASS else ' '}] {name}{part}")
         if hint not in ("", printed):
             printed = hint
             lines += [f"    {line}" for line in hint.splitlines()]
-    return lines
+    return [*lines, *dict.fromkeys(filter(None, map(repeated, rows)))]

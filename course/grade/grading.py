@@ -10,9 +10,11 @@ from dataclasses import replace
 from itertools import zip_longest
 from typing import Any
 
+from course.check import on_the_same_numbers
+from course.check.catalogue import EXERCISES
 from course.check.cells import printable, way_out
 from course.check.exercise import COPIED, Exercise
-from course.check.judge import PASS, cases_of, dealt, judge
+from course.check.judge import PASS, CaseVerdict, cases_of, dealt, judge
 from course.check.running import FAIL, TODO
 from course.check.source import Answer, Notebook
 from course.grade.assignment import Assignment, Question, hidden_ranks
@@ -48,9 +50,10 @@ def grade(assignment: Assignment, submission: Submission, user: User, secret: by
     texts = {name: _text(notebooks, name, (asked, in_table[name]), notes) for name, asked in by_hand}
     notes += [f"no cell for question {name}" for name, text in texts.items() if text is None and notebooks]
     results = []
+    written = repr([notebook.cells for notebook in notebooks])  # a new answer gets new inputs: feedback tells the old
     for exercise in assignment.exercises:
-        seed = _seed(secret, assignment.id, submission.student, exercise.id)
-        results += _results(exercise, assignment.points[exercise.id], notebooks, unread, notes, user, seed)
+        seeds = [_seed(secret, assignment.id, submission.student, exercise.id, written, of) for of in _SEEDS]
+        results += _results(exercise, assignment.points[exercise.id], notebooks, unread, notes, user, seeds)
     copied = {f"{r['title']}: {r['hint'].partition('.')[0]}" for r in results if r["hint"].startswith(COPIED)}
     notes += [f"{REVIEW}{what}" for what in sorted(copied)]
     raw = round(sum(r["points"] for r in results), 2)
@@ -64,7 +67,7 @@ def grade(assignment: Assignment, submission: Submission, user: User, secret: by
         notes.append(f"{REVIEW}the file of times has no time for it: it counts as on time")
     return {
         "student": submission.student,
-        "canvas_id": submission.canvas_id,
+        "number": submission.number,
         "assignment": assignment.id,
         "score": round(raw * factor, 2),
         "raw_score": raw,
@@ -93,6 +96,10 @@ def _other_rows(assignment: Assignment, notebooks: list[Notebook]) -> list[str]:
     ]
 
 
+# Feedback has the seed of the cases that a student may see; from another one, nobody can compute the hidden inputs.
+_SEEDS = "shown", "hidden"
+
+
 def _seed(secret: bytes, *of: str) -> int:
     return int.from_bytes(hmac.digest(secret, "/".join(of).encode("utf-8", "backslashreplace"), hashlib.sha256)[:3])
 
@@ -104,20 +111,23 @@ def _results(
     unread: bool,
     notes: list[str],
     user: User,
-    seed: int,
+    seeds: list[int],
 ) -> list[dict[str, Any]]:
     """A row for each case, with its fraction of the points. `unread`: a file or a cell could not be read."""
     hidden = hidden_ranks(exercise)
     asked = cases_of(exercise)
     each = dict(zip(asked, dealt(points, len(asked)), strict=True))
 
-    def row(case: tuple[int, str], status: str, hint: str) -> dict[str, Any]:
+    def row(case: tuple[int, str], status: str, hint: str, points: float = 0.0) -> dict[str, Any]:
         ranks, name = case
         of = {"exercise": exercise.id, "title": exercise.title, "row": exercise.row, "case": name}
-        got = {"status": status, "points": each[case] if status == PASS else 0.0, "max": each[case]}
-        return of | got | {"hidden": ranks in hidden, "hint": "" if status == PASS else shown(hint)}
+        got = {"status": status, "points": points, "max": each[case]}
+        can_repeat = status == FAIL and ranks not in hidden and exercise.id in EXERCISES
+        again = on_the_same_numbers(exercise, seeds[0]) if can_repeat else ""
+        got |= {"hidden": ranks in hidden, "hint": "" if status == PASS else shown(hint), "again": again}
+        return of | got
 
-    answer = _answer(exercise, notebooks, notes)
+    answer = answer_of(exercise, notebooks, notes)
     elsewhere = next(filter(None, (book.where_else(exercise.title) for book in reversed(notebooks))), "")
     if not answer:
         status = BLOCKED if unread else MISSING
@@ -125,22 +135,25 @@ def _results(
         notes += [elsewhere] * bool(elsewhere)
         return [row(case, status, f"{why}. {elsewhere}".strip()) for case in asked]
     try:
-        outcomes = _outcomes(exercise, answer, seed, user, hidden, notes)
+        outcomes = _outcomes(exercise, answer, seeds, user, hidden, notes)
         # A student's code may write what it was given into an error: no word of a hidden case's hint decides here.
-        seen = [hint for (ranks, _), (status, hint) in outcomes.items() if status == FAIL and ranks not in hidden]
-        failed = any(status == FAIL for status, _ in outcomes.values())
+        seen = [one.advice for (ranks, _), one in outcomes.items() if one.status == FAIL and ranks not in hidden]
+        failed = any(one.status == FAIL for one in outcomes.values())
         why = answer.notebook.reason(answer.name, "\n".join(seen)) if failed else ""
     except Exception as error:  # this exercise fails; the rest keep their points
         # A student's code may have written the error, with the inputs of a hidden case in it.
         notes.append(f"{REVIEW}{exercise.title} {UNDECIDED}: {type(error).__name__}: {error}")
         return [row(case, BLOCKED, f"It {UNDECIDED}.") | {"undecided": True} for case in asked]
-    if TODO in (status for status, _ in outcomes.values()):
+    if TODO in (one.status for one in outcomes.values()):
         why = elsewhere
     notes += [f"{exercise.id}: {why}"] * bool(why)
-    return [row(case, status, f"{hint}\n{why}" if why else hint) for case, (status, hint) in outcomes.items()]
+    return [
+        row(case, found.status, f"{found.advice}\n{why}" if why else found.advice, found.of(each[case]))
+        for case, found in outcomes.items()
+    ]
 
 
-def _answer(exercise: Exercise, notebooks: list[Notebook], notes: list[str]) -> Answer | None:
+def answer_of(exercise: Exercise, notebooks: list[Notebook], notes: list[str]) -> Answer | None:
     """The answer of the newest notebook in which it is begun; under its own name, or else as its check names it."""
     holders = [notebook for notebook in notebooks if notebook.defines(exercise.title)]
     holders.sort(key=lambda notebook: notebook.names[exercise.title])  # a stub counts only where all are stubs
@@ -172,19 +185,18 @@ def _answer(exercise: Exercise, notebooks: list[Notebook], notes: list[str]) -> 
 
 
 def _outcomes(
-    exercise: Exercise, answer: Answer, seed: int, user: User, hidden: set[int], notes: list[str]
-) -> dict[tuple[int, str], tuple[str, str]]:
-    """Status and hint of each case. Each hidden case has its own jail, so that no other case can tell of its inputs."""
-    outcomes = dict.fromkeys(cases_of(exercise), (TODO, ""))
+    exercise: Exercise, answer: Answer, seeds: list[int], user: User, hidden: set[int], notes: list[str]
+) -> dict[tuple[int, str], CaseVerdict]:
+    """The verdict on each case. Each hidden case has its own jail, so that no other case can tell of its inputs."""
+    outcomes = {case: CaseVerdict(case[1], TODO) for case in cases_of(exercise)}
     known = tuple(n for n in exercise.ranks if n not in hidden)
     patient = Patient(user)
     for ranks in (*[known] * bool(known), *((n,) for n in exercise.ranks if n in hidden)):
         of_jail = replace(exercise, ranks=ranks)
         with patient.jail() as returned:
-            (cases,) = judge(of_jail, [answer], seed, returned)
-        found = [(case.status, case.advice) for case in cases]
+            (cases,) = judge(of_jail, [answer], seeds[ranks[0] in hidden], returned)
         # A stub is judged once, in its first case; the rest get the same verdict.
-        outcomes |= zip_longest(cases_of(of_jail), found, fillvalue=found[-1])
+        outcomes |= zip_longest(cases_of(of_jail), cases, fillvalue=cases[-1])
     notes += [f"{REVIEW}{exercise.title} {said}" for said in patient.notes]
     return outcomes
 
@@ -210,7 +222,7 @@ def shown(text: str, most: int = MOST_LETTERS) -> str:
 
 def blocked(assignment: Assignment, submission: Submission, why: str) -> dict[str, Any]:
     """The grade if grading failed: the student is listed without points, and a person looks at it."""
-    nothing = Submission(submission.student, (), submission.canvas_id)
+    nothing = Submission(submission.student, (), submission.number)
     given = grade(assignment, nothing, User(None), b"")
     why = f"{UNDECIDED}: {why}"
     results = [row | {"status": BLOCKED, "hint": why} for row in given["results"]]

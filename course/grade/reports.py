@@ -16,7 +16,7 @@ from typing import Any
 from course.check.judge import PASS
 from course.check.running import FAIL, TODO
 from course.grade.assignment import Assignment
-from course.grade.feedback import feedback, for_student, seen
+from course.grade.feedback import feedback, for_student, repeated, seen
 from course.grade.sheets import as_cell, of_cell, read_sheet
 from course.grade.submissions import Submission
 
@@ -45,10 +45,11 @@ def write_json(path: Path, thing: object) -> None:
 
 def write_table(path: Path, rows: list[list[Any]], mark: str = "") -> None:
     """Write a CSV; a cell that a spreadsheet would compute is text. With the `MARK`, Excel reads UTF-8."""
-    _write_csv(path, [[as_cell(x) for x in row] for row in rows], mark)
+    write_csv(path, [[as_cell(x) for x in row] for row in rows], mark)
 
 
-def _write_csv(path: Path, rows: list[list[Any]], mark: str = "") -> None:
+def write_csv(path: Path, rows: list[list[Any]], mark: str = "") -> None:
+    """Write a CSV with its cells as they are."""
     out = io.StringIO()
     csv.writer(out, lineterminator="\n").writerows(rows)
     write(path, mark + out.getvalue())
@@ -180,44 +181,10 @@ def gradescope(given: Grade) -> dict[str, Any]:
                 "score": round(after - before, 2),
                 "max_score": r["max"],
                 "status": "passed" if r["status"] == PASS else "failed",
-                "output": seen(r)[1],
+                "output": "\n".join(filter(None, (seen(r)[1], repeated(r)))),
                 "output_format": "text",
                 "visibility": "after_published" if r["hidden"] else "visible",
             }
             for r, (before, after) in zip(given["results"], pairwise(scores), strict=True)
         ],
     }
-
-
-def fill_canvas(
-    export: str, out: Path, assignment: Assignment, grades: list[Grade], totals: dict[str, float]
-) -> list[str]:
-    """A copy of Canvas' exported gradebook with one column filled; returns the students that it does not have.
-
-    Args:
-        export: the gradebook's file; the column has the title of the assignment.
-        out: the file of the copy.
-        totals: student -> points.
-
-    Raises:
-        ValueError: the file is no export of a gradebook.
-    """
-    with open(export, encoding="utf-8-sig", newline="") as file:
-        rows = list(csv.reader(file))
-    head = rows[0] if rows else []
-    if "ID" not in head or "Student" not in head:
-        raise ValueError(f"{export} is no gradebook of Canvas: its first line has no Student and no ID")
-    names = [i for i, name in enumerate(head) if name.split(" (")[0].strip() == assignment.title]
-    if len(names) != 1:
-        raise ValueError(f"{export} has {len(names)} columns called {assignment.title!r}; there must be one")
-    students = {key: given["student"] for given in grades for key in (given["canvas_id"], given["student"]) if key}
-    login = head.index("SIS Login ID") if "SIS Login ID" in head else head.index("ID")
-    lost = dict.fromkeys(given["student"] for given in grades)
-    for row in rows[1:]:
-        keys = [row[i] for i in (head.index("ID"), login) if i < len(row) and row[i]]
-        known = next((key for key in keys if key in students), None)
-        if known is not None:
-            row[names[0]] = f"{totals[students[known]]:g}"
-            lost.pop(students[known], None)
-    _write_csv(out, rows)
-    return [*lost]

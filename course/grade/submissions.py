@@ -1,4 +1,4 @@
-"""Submissions: a folder per student, or the files of Canvas' bulk download."""
+"""Submissions: a folder per student, or the bulk download of Canvas or Moodle."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import hashlib
 import os
 import re
 import stat
+import unicodedata
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -19,16 +20,25 @@ from course.grade.sheets import sheet_rows, sheet_text
 MOST_BYTES = 20 * 2**20  # of a notebook
 READING = "chapters"  # a folder of the handout: its functions have the names of some answers
 MOST_NOTES = 20  # of files and cells that cannot be read
-_CANVAS = re.compile(r"(?P<student>[^_]+)(?P<late>_LATE)?_(?P<id>\d+)_(?P<upload>\d+)_.+$", re.IGNORECASE)
+# As `ContentZipper` of Canvas and `mod_assign\downloader` of Moodle write them, Moodle's with and without folders.
+_CANVAS = re.compile(
+    r"(?P<student>[^_]+)(?P<late>_LATE)?_(?P<number>[1-9]\d*)_(?P<upload>[1-9]\d*)_.+$", re.IGNORECASE
+)
+_MOODLE = re.compile(r"(?P<student>[^_]+)_(?P<number>\d+)_assignsubmission_(?P<kind>[a-z]+)(_.*)?$")
+# A day or a time in a student's own name of a file, where Canvas has two numbers: `hw1_11_20_draft`.
+_SMALL, _YEAR = r"(?:[1-9]|[12]\d|3[01])", r"(?:19|20)\d\d"
+_DATE = re.compile(
+    rf"{_SMALL}_(?:{_SMALL}|{_YEAR})|{_YEAR}_{_SMALL}|{_YEAR}[01]\d[0-3]\d_[0-2]?\d[0-5]\d(?:[0-5]\d)?"
+)
 
 
 @dataclass(frozen=True)
 class Submission:
     """The files of one student."""
 
-    student: str  # a printable name; with the id after it if Canvas writes the names of two people alike
+    student: str  # a printable name; with the number after it if the platform writes the names of two people alike
     paths: tuple[Path, ...] = ()  # of notebooks, the newest last
-    canvas_id: str = ""  # of the student, from the name of the file
+    number: str = ""  # of the student on Canvas or Moodle, from the name of the file or folder
     marked_late: bool = False  # Canvas says so
     when: datetime.datetime | None = None  # of the submission, if known: times of files do not survive a zip
     others: tuple[str, ...] = ()  # names of files of a student without a notebook
@@ -37,8 +47,12 @@ class Submission:
 
     @property
     def file_name(self) -> str:
-        """Without letters that a file system or a shell could misread; two students never share it."""
-        plain = re.sub(r"[^A-Za-z0-9@+-]", "_", self.student)[:80]
+        """Letters and digits of any script, and nothing that a shell could misread; two students never share it."""
+        letters = (
+            letter if letter in "@+-" or unicodedata.category(letter)[0] in "LMN" else "_"
+            for letter in unicodedata.normalize("NFC", self.student)
+        )
+        plain = "".join(letters).encode()[:80].decode(errors="ignore")  # a name of a file has 255 bytes at most
         return plain + f"-{hashlib.sha256(self.student.encode()).hexdigest()[:8]}" * (plain != self.student)
 
     def read(self) -> tuple[list[Notebook], list[str]]:
@@ -80,7 +94,7 @@ def find_submissions(folder: str, roster: str | None = None, times: str | None =
     """The submissions of all students, in order of their names.
 
     Args:
-        folder: with a folder per student, or Canvas' files, or notebooks, one per student.
+        folder: with a folder per student, or the download of Canvas or of Moodle, or notebooks, one per student.
         roster: a file with one student per line; a student without a submission gets 0 points.
         times: a CSV of student and time (ISO 8601, with a time zone).
 
@@ -90,21 +104,20 @@ def find_submissions(folder: str, roster: str | None = None, times: str | None =
     when = _times(times) if times else {}
     found: dict[str, Submission] = {}
     entries = [entry for entry in sorted(Path(folder).iterdir()) if not entry.name.startswith((".", "__MACOSX"))]
-    of_canvas = {entry: parts for entry in entries if (parts := _CANVAS.match(entry.name))}
-    people = Counter(name for name, _ in {(parts["student"], parts["id"]) for parts in of_canvas.values()})
+    of_platform = _of_platforms(entries)
+    people = Counter(name for name, _ in {(parts["student"], parts["number"]) for parts in of_platform.values()})
     for entry in entries:
-        if entry.is_dir() and not entry.is_symlink():
-            one = _with(found.get(name := printable(entry.name), Submission(name)), *_files(entry))
-        elif parts := of_canvas.get(entry):
-            name = parts["student"] if people[parts["student"]] == 1 else f"{parts['student']}_{parts['id']}"
-            before = found.get(printable(name), Submission(printable(name), canvas_id=parts["id"]))
-            late = before.marked_late or bool(parts["late"])
-            one = replace(_with(before, entry), marked_late=late)
-        elif entry.suffix == ".ipynb":
-            one = _with(found.get(name := printable(entry.stem), Submission(name)), entry)
-        else:
+        parts, is_folder = of_platform.get(entry), entry.is_dir() and not entry.is_symlink()
+        if not (parts or is_folder or entry.suffix == ".ipynb"):
             continue
-        found[one.student] = one
+        name, number, is_late = entry.name if is_folder else entry.stem, "", False
+        if parts:
+            alone, number = people[parts["student"]] == 1, parts["number"]
+            name = parts["student"] if alone else f"{parts['student']}_{number}"
+            is_late = bool(parts.groupdict().get("late"))
+        name = printable(name)
+        one = _with(found.get(name, Submission(name)), *(_files(entry) if is_folder else (entry,)))
+        found[name] = replace(one, number=one.number or number, marked_late=one.marked_late or is_late)
     roll = read_roster(roster) if roster else [*found]
     for name in roll:
         found.setdefault(name, Submission(name))
@@ -117,18 +130,34 @@ def find_submissions(folder: str, roster: str | None = None, times: str | None =
     ]
 
 
+def _of_platforms(entries: Iterable[Path]) -> dict[Path, re.Match[str]]:
+    """The parts of each name that Canvas or Moodle wrote. Canvas gives a number of an upload to one file alone."""
+    of_canvas = {entry: parts for entry in entries if not entry.is_dir() and (parts := _of_canvas(entry.name))}
+    uploads = Counter(parts["upload"] for parts in of_canvas.values())
+    of_canvas = {entry: parts for entry, parts in of_canvas.items() if uploads[parts["upload"]] == 1}
+    return of_canvas | {entry: parts for entry in entries if (parts := _MOODLE.match(entry.name))}
+
+
+def _of_canvas(name: str) -> re.Match[str] | None:
+    """The parts of a name that Canvas may have written."""
+    parts = _CANVAS.match(name)
+    return None if parts and _DATE.fullmatch(f"{parts['number']}_{parts['upload']}") else parts
+
+
 def _with(one: Submission, *files: Path) -> Submission:
     """The submission with more files; files that are no notebooks count only if there is no notebook."""
-    paths = tuple(sorted((*one.paths, *(path for path in files if path.suffix == ".ipynb")), key=_age))
+    paths = [*one.paths, *(path for path in files if path.suffix == ".ipynb")]
+    uploads = {path: int(parts["upload"]) for path in paths if (parts := _of_canvas(path.name))}
+    numbered = len(uploads) == len(paths)  # a number against a time says nothing
+    paths.sort(key=lambda path: (uploads[path] if numbered else 0, *_age(path)))
     others = (*one.others, *(printable(path.name) for path in files if path.suffix != ".ipynb"))
-    return replace(one, paths=paths, others=() if paths else others)
+    return replace(one, paths=tuple(paths), others=() if paths else others)
 
 
 def _age(path: Path) -> tuple:
-    """Larger for a newer notebook: Canvas' number of the upload, then the time of the file, then the name's numbers."""
-    of_canvas = _CANVAS.match(path.name)
+    """Larger for a newer notebook, where Canvas has no numbers: the time of the file, then the name's numbers."""
     numbers = [int(number) for number in re.findall(r"\d+", path.stem)]
-    return int(of_canvas["upload"]) if of_canvas else 0, os.lstat(path).st_mtime_ns, numbers, path.name
+    return os.lstat(path).st_mtime_ns, numbers, path.name
 
 
 def _files(folder: Path) -> Iterator[Path]:

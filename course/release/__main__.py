@@ -5,7 +5,7 @@ homework's id:
 
 - `hw1-handout.zip`: for students, with the library and without links to the solutions;
 - with `--roster`, if a question or an exercise has a row per student: in its place `handouts/`, with a zip for each
-  student, and `teacher/rows.csv`, which says who has which row;
+  student, and `teacher/rows.csv`, which says who has which row, and which file;
 - `teacher/`: a rubric with the mistakes that the judge recognises, and model answers;
 - `nbgrader/`: a `source/` folder and a configuration; `otter/`: notebooks for `otter assign`;
 - `gradescope.zip`; `github/`: a workflow for the repository that students get; `classroom50/`: an autograder.
@@ -50,6 +50,7 @@ NEEDED = ("torch", "numpy", "matplotlib", "cloudpickle", "tqdm")  # imports of t
 TO_WORK = ("jupyterlab", "ipykernel", "ipywidgets")  # imports of a student's notebooks
 NOT_FOR_STUDENTS = ("course/grade/", "course/release/")
 CHECKERS = "course/exercises"
+HANDOUT = "handout file"  # a column of rows.csv; no question has a name with a space
 RUBRIC = "teacher/rubric.md"  # by which a release is known
 _IMPORTED = re.compile(r"from course\.exercises\.ch\d+\.(\w+) import")
 Files = Mapping[str, bytes | str]  # by their path in a folder or a zip
@@ -122,13 +123,13 @@ def release(
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".release-") as name:
         new = Path(name) / "new"
         _write(new, {RUBRIC: rubric(assignment, for_teacher=True)})
-        if students and assignment.rows:
-            names = [*assignment.rows]
-            rows = [[student, *(assignment.row_of(student, name) for name in names)] for student in students]
-            write_table(new / "teacher" / "rows.csv", [["student", *names], *rows])
+        names, table = [*assignment.rows], []
         for student in students if assignment.rows else ():
             zipped = new / "handouts" / f"{assignment.id}-{Submission(student).file_name}.zip"
             _write_zip(zipped, assignment.id, handout(assignment.of(student)))
+            table.append([student, *(assignment.row_of(student, name) for name in names), zipped.name])
+        if table:
+            write_table(new / "teacher" / "rows.csv", [["student", *names, HANDOUT], *table])
         if not (students and assignment.rows):  # a zip for all would tell nobody the own row
             _write_zip(new / f"{assignment.id}-handout.zip", assignment.id, handout(assignment))
         if not assignment.varied:

@@ -105,7 +105,8 @@ def read(*path):
     return subprocess.run([*root, "cat", str(pathlib.Path(grades, *path))], check=True, stdout=subprocess.PIPE).stdout
 
 rows = json.loads(read("students", variable("USERNAME") + ".json"))["results"]
-times = math.lcm(*(fractions.Fraction(row["max"]).limit_denominator(1000).denominator for row in rows))
+points = [row[key] for row in rows for key in ("max", "points")]
+times = math.lcm(*(fractions.Fraction(x).limit_denominator(1000).denominator for x in points))
 tests = [{{
     "test-name": " ".join([row["exercise"], row["title"] + ",", row["case"]]),
     "passed": row["status"] == "PASS", "score": round(times * row["points"]), "max-score": round(times * row["max"]),

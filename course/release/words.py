@@ -38,6 +38,10 @@ one:
 {commands}
 ```
 """
+SIZES = (
+    "Where one process calls your function with several sizes, each that is right has its part of the points of the "
+    "case; an answer that returns the same for all of them has none."
+)
 HAND_IN = """## Hand in
 
 Hand in the notebooks, and do not rename them. The grader does not run them: it reads imports, functions, classes and
@@ -68,7 +72,7 @@ def readme(assignment: Assignment, notebooks: Iterable[str]) -> str:
 
 def rubric(assignment: Assignment, for_teacher: bool = False) -> str:
     """The points of each case; for a teacher also the mistakes that the judge recognises, and model answers."""
-    text = [f"# How points are given\n\n{assignment.title}.\n"]
+    text = [f"# How points are given\n\n{assignment.title}. {SIZES}\n"]
     for exercise in assignment.exercises:
         points = assignment.points[exercise.id]
         text.append(f"## {exercise.id} `{exercise.title}`, {points:g} points\n")

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 import zipfile
-from contextlib import nullcontext
+from contextlib import nullcontext, redirect_stdout
 from datetime import datetime
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,8 +28,9 @@ from course.grade import __main__ as grade_main
 from course.grade import grading, sight
 from course.grade.__main__ import USER, main
 from course.grade.assignment import Assignment, AssignmentError, Late, hidden_ranks, read_assignment
+from course.grade.gradebooks import fill_canvas
 from course.grade.jail import Jail, JailError, User, processes_of
-from course.grade.reports import fill_canvas, gradescope, write_table
+from course.grade.reports import gradescope, write_table
 from course.grade.returns import pack, unpack
 from course.grade.sheets import as_cell, of_cell, read_sheet
 from course.grade.submissions import Submission, find_submissions
@@ -390,6 +391,22 @@ def test_a_course(course, capsys):
     assert course.rows(**tables)["'=ben"]["score"] == "4.0"
 
 
+def test_one_student_is_graded_again(course, capsys):
+    """Though nothing changed, and with the same inputs; the others are not, and points for words stay."""
+    course.hands_in("ann", SETUP, RIGHT, *markdown(WHY, "Because."))
+    course.rows()
+    course.enter("ann,why,,5,", "ann,why,5,5,")
+    before, given = times_of(course.grades / "students"), course.given("ann")
+    assert main(course.command("--trust", "--again", "ann")) == 0
+    after = times_of(course.grades / "students")
+    assert [path.name for path in before if after[path] != before[path]] == ["ann.json"]
+    assert course.given("ann") | {"seconds": 0} == given | {"seconds": 0}
+    assert course.rows()["ann"]["score"] == "9.0"
+    for name, hint in (("anne", "did you mean 'ann'?"), ("zoe", "write the name as grades.csv has it")):
+        assert main(course.command("--trust", "--again", name)) == 2
+        assert f"no submission is of {name!r}; {hint}" in capsys.readouterr().err
+
+
 def test_an_exercise_in_parts_gives_points_for_each(tmp_path):
     course = Course(tmp_path, exercises={"10.3": 4})
     course.hands_in("ann", "def missing_calls():\n    return '1SEND_F3', '0RECV_F0'")
@@ -609,6 +626,48 @@ def test_what_a_student_gets_back(course):
     assert "5 ranks" not in said
 
 
+def test_a_failure_is_the_same_at_home(course):
+    """The call in the feedback fails with the numbers that the grader has seen; a hidden case is not told."""
+    course.asks(exercises={"03.1": 4, "03.2": 2})
+    course.has_cases(CASES[0].replace("(3,)", "(3, 5)"))
+    wrong = RIGHT.replace('op="mean"', 'op="max"')
+    course.hands_in("=ben", SETUP, wrong, OTHER)
+    course.rows()
+    told = course.told("=ben")
+    (call,) = re.findall(r"^    The same numbers again: (check\(.*\))$", told, re.MULTILINE)
+    exec(f"{SETUP}\nfrom course.check import check, forget\n{wrong}", names := {})
+    with redirect_stdout(io.StringIO()) as said:
+        exec(call, names)
+    names["forget"]()
+    at_home = re.search(r"\[ \] 3 ranks\n(.*?)\n  \[", said.getvalue(), re.DOTALL)[1]
+    assert "expected" in at_home and " ".join(at_home.split()) in " ".join(told.split())
+    seen = gradescope(course.given(Submission("=ben").file_name))["tests"]
+    assert [call in test["output"] for test in seen] == [True, False, False, False]
+
+
+def test_no_seed_that_is_told_gives_hidden_inputs_or_those_of_the_next_answer(course, monkeypatch):
+    true, asked = grading.judge, []
+
+    def listens(exercise, answers, seed, *rest):
+        asked.append((exercise.ranks, seed))
+        return true(exercise, answers, seed, *rest)
+
+    monkeypatch.setattr(grading, "judge", listens)
+    course.has_cases(CASES[0].replace("(3,)", "(3, 5)"))
+    for answer in (WRONG, WRONG, f"{WRONG}  # a new answer"):
+        shutil.rmtree(course.submissions / "=ben")
+        course.hands_in("=ben", SETUP, answer)
+        assert main(course.command("--trust", "--again", "=ben")) == 0
+    of_ben = [seed for ranks, seed in asked if ranks == (3,)], [seed for ranks, seed in asked if ranks == (5,)]
+    assert f"seed={of_ben[0][-1]})" in course.told("=ben") and not {*of_ben[0]} & {*of_ben[1]}
+    for seeds in of_ben:  # ben, ann, ben again, ben with a new answer
+        assert len(seeds) == 4 and len({*seeds}) == 3, seeds
+    course.has_cases("replace(find('03.1'), id='03.99')")  # an exercise that no student's book has
+    course.asks(exercises={"03.99": 4})
+    course.rows()
+    assert "seed=" not in course.told("=ben") and "you summed and did not divide" in course.told("=ben")
+
+
 def test_one_exercise_that_cannot_be_judged(course, monkeypatch):
     """The others have their points, and the next run grades it again."""
     true = grading.judge
@@ -727,22 +786,22 @@ def test_names_of_canvas(tmp_path):
     for name in (
         "doeann_LATE_12345_678_hw-1.ipynb",
         "doeann_LATE_12345_679_other.ipynb",
-        "roeben_22_34_hw.ipynb",
-        "roeben_22_4_hw-1.ipynb",
-        "roeben_22_100_hw-2.ipynb",
-        "kimminjun_7_1_hw.ipynb",
-        "kimminjun_8_2_hw.ipynb",
+        "roeben_122_134_hw.ipynb",
+        "roeben_122_4_hw-1.ipynb",
+        "roeben_122_1000_hw-2.ipynb",
+        "kimminjun_70_51_hw.ipynb",
+        "kimminjun_80_52_hw.ipynb",
         "own.ipynb",
     ):
         write_notebook(tmp_path / name)
     (tmp_path / "__MACOSX").mkdir()
-    (tmp_path / "poecid_9_3_hw.pdf").write_text("")
+    (tmp_path / "poecid_90_53_hw.pdf").write_text("")
     found = {s.student: s for s in find_submissions(str(tmp_path))}
-    assert [*found] == ["doeann", "kimminjun_7", "kimminjun_8", "own", "poecid", "roeben"]
-    assert found["kimminjun_8"].canvas_id == "8" and found["poecid"].others == ("poecid_9_3_hw.pdf",)
-    assert (found["doeann"].canvas_id, found["doeann"].marked_late, len(found["doeann"].paths)) == ("12345", True, 2)
-    assert (found["roeben"].canvas_id, found["roeben"].marked_late) == ("22", False)
-    assert [path.name.split("_")[2] for path in found["roeben"].paths] == ["4", "34", "100"]
+    assert [*found] == ["doeann", "kimminjun_70", "kimminjun_80", "own", "poecid", "roeben"]
+    assert found["kimminjun_80"].number == "80" and found["poecid"].others == ("poecid_90_53_hw.pdf",)
+    assert (found["doeann"].number, found["doeann"].marked_late, len(found["doeann"].paths)) == ("12345", True, 2)
+    assert (found["roeben"].number, found["roeben"].marked_late) == ("122", False)
+    assert [path.name.split("_")[2] for path in found["roeben"].paths] == ["4", "134", "1000"]
 
 
 def test_a_column_of_canvas(tmp_path):
@@ -756,7 +815,7 @@ def test_a_column_of_canvas(tmp_path):
     ]
     write_table(tmp_path / "export.csv", rows)
     people = {"doeann": "12345", "roeben": "", "zoe": ""}
-    grades = [{"student": name, "canvas_id": canvas_id} for name, canvas_id in people.items()]
+    grades = [{"student": name, "number": number} for name, number in people.items()]
     totals = {"doeann": 4.5, "roeben": 3.0, "zoe": 1}  # with points for words
     assert fill_canvas(str(tmp_path / "export.csv"), tmp_path / "new.csv", asked, grades, totals) == ["zoe"]
     filled = list(csv.reader(open(tmp_path / "new.csv", newline="")))
@@ -815,8 +874,16 @@ def test_what_is_no_assignment(tmp_path, changes, words, capsys):
 
 
 def test_names_of_files_are_plain_and_differ():
-    names = {Submission(name).file_name for name in ("ann", "a/nn", "a_nn", "../x", "=cmd|calc", "é" * 300)}
-    assert len(names) == 6 and all(name.isascii() and "/" not in name and len(name) < 100 for name in names)
+    odd = "ann", "a/nn", "a_nn", "../x", "=cmd|calc", "é" * 300, "李" * 300, "a\u0308", "ä", "a\u200bnn", "$(x) *"
+    names = {Submission(name).file_name for name in odd}
+    assert len(names) == len(odd) and all(len(name.encode()) < 100 for name in names)
+    assert all(letter.isalnum() or letter in "_@+-" for letter in "".join(names))
+
+
+def test_names_of_files_can_be_read_in_any_script():
+    for name in ("李明", "José-María", "Ωmega", "हिन्दी", "ann@x"):
+        assert Submission(name).file_name == name
+    assert re.fullmatch("Ada_Lovelace-[0-9a-f]{8}", Submission("Ada Lovelace").file_name)
 
 
 @needs_jail

@@ -1,7 +1,6 @@
 """A homework comes with all that students, teachers and platforms need; its model answers are right."""
 
 import csv
-import datetime
 import importlib.metadata
 import json
 import os
@@ -25,6 +24,7 @@ from course.check.judge import judge
 from course.check.source import Answer, read_notebook
 from course.grade.assignment import Late, hidden_ranks, read_assignment
 from course.grade.reports import write_grades
+from course.grade.sheets import of_cell, read_sheet
 from course.museum.room import Room
 from course.release import LIBRARY
 from course.release.__main__ import BOOK, NEEDED, TO_WORK, main, packages
@@ -505,17 +505,11 @@ def test_hidden_cases_of_the_page_on_teaching_are_cases(tmp_path):
         assert {case.status for case in right} == {"PASS"} and {case.status for case in wrong} == {"FAIL"}
 
 
-# The week of the first day, Monday, in which a homework is due: that of the next one's beginning.
-DUE = {"hw1": 3, "hw2": 4, "hw3": 6, "hw4": 8, "hw5": 9, "hw6": 10, "capstone": 12}
-
-
-def test_days_are_those_of_the_plan_of_ten_weeks():
-    due = {name: asked.due.date() for name, asked in ASSIGNMENTS.items()}
-    begin = due["hw1"] - datetime.timedelta(weeks=DUE["hw1"] - 1)
-    assert due == {name: begin + datetime.timedelta(weeks=week - 1) for name, week in DUE.items()}
+def test_weeks_are_those_of_the_plan_of_ten_weeks():
     page = (ROOT / "book" / "teaching.md").read_text()
-    rows = re.findall(r"^\| \d+ \|.*\| (?:(\d)|(capstone))[:,] ?.*\| (\d+) \|$", page, re.MULTILINE)
-    assert {f"hw{k}" if k else name: int(week) for k, name, week in rows} == DUE
+    rows = re.findall(r"^\| (\d+) \|.*\| (?:(\d)|(capstone))[:,] ?.*\| (\d+) \|$", page, re.MULTILINE)
+    weeks = {f"hw{k}" if k else name: (int(begin), int(due)) for begin, k, name, due in rows}
+    assert weeks == {name: asked.weeks for name, asked in ASSIGNMENTS.items()}
 
 
 def test_the_workflow_is_yaml_and_checks_each_notebook(released):
@@ -660,12 +654,35 @@ def test_each_row_of_a_model_answer_is_computed():
     assert {of for of in told if of[2]} == {of for of in FACTS if len(of) == 3} and len(told) > 3
 
 
+def rows_of(path):
+    """Student -> row, of a homework in which one exercise or question has rows."""
+    return {name: row for name, row, _ in csv.reader(path.read_text().splitlines()[1:])}
+
+
+def test_the_table_of_rows_names_each_students_file_and_can_be_read_again(tmp_path):
+    """Also for names that are no names of files, in any script."""
+    students = ["ann", "李明", "Ada Lovelace", "=cid", "a/b"]
+    (tmp_path / "roster.txt").write_text("\n".join(students))
+    assert main([FILES["hw3"], "--out", str(tmp_path), "--roster", str(tmp_path / "roster.txt")]) == 0
+    table = tmp_path / "hw3/teacher/rows.csv"
+    found = {of_cell(row["student"]): row["handout file"] for row in read_sheet(table)}
+    assert [*found] == students and found["李明"] == "hw3-李明.zip"
+    assert {*found.values()} == {path.name for path in (tmp_path / "hw3" / "handouts").iterdir()}
+    asked, again = ASSIGNMENTS["hw3"], read_assignment(FILES["hw3"], rows=str(table))
+    assert {*again.dealt} == {*students}
+    for student, file in found.items():
+        row = asked.row_of(student, "which-stage")
+        assert again.dealt[student] == {"which-stage": row}
+        own = in_zip(tmp_path / "hw3" / "handouts" / file, "hw3/exercises/05_fsdp.ipynb")
+        assert f"on {dict(A=8, B=16, C=32)[row]} GPUs" in own
+
+
 def test_each_student_has_one_row_and_the_grader_knows_it(tmp_path):
     students = [f"student {i}" for i in range(9)]
     (tmp_path / "roster.txt").write_text("\n".join(students))
     roster = ["--roster", str(tmp_path / "roster.txt")]
     assert main([FILES["hw3"], "--out", str(tmp_path), *roster]) == 0
-    rows = dict(line.split(",") for line in (tmp_path / "hw3/teacher/rows.csv").read_text().splitlines()[1:])
+    rows = rows_of(tmp_path / "hw3/teacher/rows.csv")
     assert [*rows] == students and {*rows.values()} == {*"ABC"}
     handouts = [*(tmp_path / "hw3" / "handouts").iterdir()]
     assert len(handouts) == 9
@@ -694,13 +711,13 @@ def test_a_varied_exercise_is_in_each_students_row_and_needs_their_names(tmp_pat
     (tmp_path / "roster.txt").write_text("ann\nben\n=cid\ndora\neva\n")
     assert main([*args, "--roster", str(tmp_path / "roster.txt")]) == 0
     assert sorted(path.name for path in (tmp_path / "hw1").iterdir()) == ["handouts", "teacher"]
-    rows = dict(line.split(",") for line in (tmp_path / "hw1/teacher/rows.csv").read_text().splitlines()[1:])
+    rows = rows_of(tmp_path / "hw1/teacher/rows.csv")
     assert {*rows.values()} == {*"ABC"}, "change the names above"
     (tmp_path / "rows.csv").write_text("student,02.4\n" + "".join(f"{name},B\n" for name in rows if name != "ann"))
     of_teacher = ["--roster", str(tmp_path / "roster.txt"), "--rows", str(tmp_path / "rows.csv")]
     assert main([*args[:2], str(tmp_path / "dealt"), *of_teacher]) == 0
-    dealt = (tmp_path / "dealt/hw1/teacher/rows.csv").read_text().splitlines()[1:]
-    assert dealt == [f"{name},{rows[name] if name == 'ann' else 'B'}" for name in rows]
+    dealt = rows_of(tmp_path / "dealt/hw1/teacher/rows.csv")
+    assert dealt == {name: rows[name] if name == "ann" else "B" for name in rows}
     for path in (tmp_path / "hw1" / "handouts").iterdir():
         book = nbformat.reads(in_zip(path, "hw1/exercises/02_collectives.ipynb"), 4)
         (row,) = {row for name, row in rows.items() if name.strip("'=") in path.name}
