@@ -174,7 +174,7 @@ DATA = (
             ),
         ),
         "A block's forward runs again just before its backward.",
-        "If activations are what does not fit, after a fused attention.",
+        "If activations are what does not fit, even with a fused attention.",
         names_of(
             "torch.utils.checkpoint.checkpoint",
             "--recompute-granularity full --recompute-method uniform",

@@ -26,7 +26,7 @@ from book.figures.svg import NARROW, PAPER, SMALLEST_PX, Figure, color, css, dra
 from lib.pipeline.gantt import KIND
 from lib.pipeline.simulate import Timeline
 
-LINE = 15.4  # pixels from line to line
+LINE = 15.8  # pixels from line to line
 GAP = 14.0  # between blocks side by side
 STYLES = {  # of words: size, weight, colour
     "title": (17, 650, "text"),
