@@ -8,7 +8,7 @@ from book_home import HIGH, ICONS, WIDE, Box
 from docutils import nodes
 from live_page import add_live_page, table
 
-from book.figures.sheet import Block, Line, Row, as_pdf, as_svg, boxes, draw_sheet, small_gantt
+from book.figures.sheet import Band, Block, Line, as_pdf, as_svg, draw_sheet, picture_of, small_gantt
 from book.figures.svg import Figure
 from book.sheet import (
     DATA,
@@ -63,42 +63,42 @@ def states(stage: int) -> Iterator[Box]:
                 yield x + shard * rank, y, shard, high, ink
 
 
-def _names(names: dict[str, str]) -> Row:
+def _names(names: dict[str, str]) -> Band:
     there = [
         [Line(framework, "label"), Line(name or "not there", "strong" if name else "label")]
         for framework, name in names.items()
     ]
-    return Row(there, THIRDS)
+    return Band(there, THIRDS)
 
 
-def card(one: Technique) -> list[Row]:
-    top: list[Block] = [boxes(ICONS[one.icon - 1]() if one.icon > 0 else states(-one.icon), WIDE, HIGH)]
+def card(one: Technique) -> list[Band]:
+    top: list[Block] = [picture_of(ICONS[one.icon - 1]() if one.icon > 0 else states(-one.icon), WIDE, HIGH)]
     top.append([Line(one.name, "title"), Line(one.cut)])
     top.append([Line(f"Use it (chapter {one.chapters})", "label"), Line(one.use)])
     middle = [[Line("A rank keeps", "label"), *_lines(one.memory)]]
     middle.append([Line("A rank sends in a step", "label"), *_lines(one.sends)])
     middle.append([Line("When", "label"), Line(one.when)])
-    return [Row(top, (0.17, 2 / 3 - 0.17, 1 / 3), begins=True), Row(middle, THIRDS), _names(one.names)]
+    return [Band(top, (0.17, 2 / 3 - 0.17, 1 / 3), begins=True), Band(middle, THIRDS), _names(one.names)]
 
 
-def line(one: Pipelined) -> Row:
+def line(one: Pipelined) -> Band:
     names = [Line(f"{name}: {asked}", "label") for name, asked in one.names.items() if asked]
     blocks: list[Block] = [small_gantt(simulate(one.drawn(*DRAWN)), 124)]
     blocks.append([Line(one.name, "title"), Line(f"{one.order} Chapter\u00a0{one.chapter}.")])
     blocks.append(_lines([one.bubble, one.sends]))
     blocks.append([*_lines([one.kept]), *names])
-    return Row(blocks, (0.2, 0.24, 0.25, 0.31), begins=True)
+    return Band(blocks, (0.2, 0.24, 0.25, 0.31), begins=True)
 
 
-def sides() -> list[list[Row]]:
+def sides() -> list[list[Band]]:
     """The rows of both sides."""
-    heads = [Row([[Line(f"{TITLE} · {name}", "title")]], (1,)) for name in SIDES]
-    first = [heads[0], Row([[Line(EXAMPLE)]], (1,)), *(row for one in DATA for row in card(one))]
-    first.append(Row([[Line(LETTERS, "label")]], (1,), begins=True))
+    heads = [Band([[Line(f"{TITLE} · {name}", "title")]], (1,)) for name in SIDES]
+    first = [heads[0], Band([[Line(EXAMPLE)]], (1,)), *(row for one in DATA for row in card(one))]
+    first.append(Band([[Line(LETTERS, "label")]], (1,), begins=True))
     second = [heads[1], *(row for one in MODEL for row in card(one)), *map(line, SCHEDULES)]
     ranks, microbatches, _ = DRAWN
     note = f"Pictures: {ranks} ranks, {microbatches} microbatches. {SPLIT_NOTE} {ENOUGH.words} m ≥ {ENOUGH.said()}."
-    second.append(Row([[Line(note, "label"), Line(TOGETHER)]], (1,), begins=True))
+    second.append(Band([[Line(note, "label"), Line(TOGETHER)]], (1,), begins=True))
     return [first, second]
 
 

@@ -57,7 +57,7 @@ class Picture(NamedTuple):
 Block = Picture | Sequence[Line]
 
 
-class Row(NamedTuple):
+class Band(NamedTuple):
     """Blocks side by side, and the fraction of the width that each has; with a rule above, if something new begins."""
 
     blocks: Sequence[Block]
@@ -66,7 +66,7 @@ class Row(NamedTuple):
 
 
 @drawn_twice
-def draw_sheet(rows: Iterable[Row], *, alt: str, width: float) -> Figure:
+def draw_sheet(rows: Iterable[Band], *, alt: str, width: float) -> Figure:
     """The rows, one below the other; on a phone their blocks, too."""
     canvas, y = Canvas(alt), 0.0
     for row in rows:
@@ -77,7 +77,7 @@ def draw_sheet(rows: Iterable[Row], *, alt: str, width: float) -> Figure:
     return canvas.figure(width, y + 4)
 
 
-def _abreast(canvas: Canvas, row: Row, y: float, width: float) -> float:
+def _abreast(canvas: Canvas, row: Band, y: float, width: float) -> float:
     ends, x = [y], 0.0
     for block, share in zip(row.blocks, row.shares, strict=True):
         wide = share * (width + GAP) - GAP
@@ -86,7 +86,7 @@ def _abreast(canvas: Canvas, row: Row, y: float, width: float) -> float:
     return max(ends) + 5
 
 
-def _stacked(canvas: Canvas, row: Row, y: float, width: float) -> float:
+def _stacked(canvas: Canvas, row: Band, y: float, width: float) -> float:
     for block in row.blocks:
         y = _block(canvas, block, 0, y, width) + 4
     return y
@@ -140,7 +140,7 @@ def broken(words: str, width: float, size: float, weight: int) -> list[str]:
 # ---- pictures --------------------------------------------------------------------------------------------------------
 
 
-def boxes(drawn: Iterable[tuple[float, float, float, float, str]], width: float, height: float) -> Picture:
+def picture_of(drawn: Iterable[tuple[float, float, float, float, str]], width: float, height: float) -> Picture:
     """Boxes of x, y, width, height and colour."""
     kept = list(drawn)
 
