@@ -1,4 +1,4 @@
-"""Two tables of all exercises: the programs that each check was tried on, and what a reader has done."""
+"""Tables of all exercises: the programs that each check was tried on, what a reader has done, what a task asks."""
 
 import json
 from html import escape
@@ -60,7 +60,28 @@ def progress() -> str:
     )
 
 
+def effort() -> str:
+    """What each task asks, and the homeworks that have it."""
+    from course.release.effort import EXPLAINED, efforts  # it reads all tasks
+
+    homeworks = [
+        json.loads(path.read_text(encoding="utf-8")) for path in sorted(ROOT.glob("course/assignments/*.json"))
+    ]
+    rows = []
+    for chapter, known in groupby(efforts().items(), key=lambda item: item[0].partition(".")[0]):
+        asked = list(known)
+        total = sum(effort.minutes for _, effort in asked)
+        rows.append(f'<tr><th scope="rowgroup" colspan="5">Chapter {int(chapter)}: {total} minutes</th></tr>')
+        for id, effort in asked:
+            given = ", ".join(homework["id"] for homework in homeworks if id in homework["exercises"])
+            cells = id, f"{effort.minutes}", effort.needs, effort.after, given
+            rows.append("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>")
+    head = "exercise", "minutes", "needs", "the mistake that it is after", "homework"
+    return f"<p>{EXPLAINED}</p>{table('efforts', head, rows)}"
+
+
 def setup(app):
+    add_live_page(app, "effort-table", effort, ["exercises/*.ipynb", "course/assignments/*.json"], [])
     add_live_page(app, "kill-table", kills, [*USED, TRIED], [])
     script = Path(__file__).parent / "static" / "progress.js"
     return add_live_page(app, "progress-table", progress, [*USED, str(script.relative_to(ROOT))], [script.name])

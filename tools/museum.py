@@ -11,7 +11,7 @@ import inspect
 import re
 from pathlib import Path
 
-from notebooks import settle
+from notebooks import settle, twins
 from set_repository import ROOT
 
 from book.figures.museum import rooms
@@ -162,4 +162,5 @@ def with_rooms(path: Path, generated: str) -> str:
 if __name__ == "__main__":
     made = {PAGE: [*map(section, rooms().values())], TASKS: ["+++\n", *map(task, rooms().values()), last()]}
     wanted = {path: with_rooms(path, "\n".join(parts)) for path, parts in made.items()}
+    wanted[TASKS] = twins(TASKS, wanted[TASKS])[TASKS]  # with the line above each task
     settle(wanted, [], __doc__, "a room has changed; run make notebooks")

@@ -129,6 +129,10 @@ def main(arguments: list[str] | None = None) -> None:
     print(f"{path.relative_to(ROOT)} is an exercise that runs: make it yours.")
     print(f"Its task, for solutions/{pages[0]}.md, in front of its last heading:\n")
     print(TASK.format(**names))
+    print(
+        "Its line in course/exercises/after.toml: what mistake it is after, and a part of the hint that names it:\n"
+    )
+    print(f'"{args.id}" = ["a few words", "a part of a hint"]')
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from pathlib import Path
 import jupytext
 import nbformat
 from alone import alone, in_book
+from effort import state_effort
 from page_form import KINDS, kind, state_minutes
 from set_repository import ROOT, address, colab
 
@@ -119,14 +120,16 @@ def keep_outputs(notebook, stored: Path) -> None:
             cell.outputs, cell.execution_count = before.outputs, before.execution_count
 
 
-def twins(source: Path) -> dict[Path, str]:
-    """What the two files of one notebook should hold."""
+def twins(source: Path, text: str | None = None) -> dict[Path, str]:
+    """What the two files of one notebook should hold, if the .md has this text; by default that on the disk."""
     stored = source.with_suffix(".ipynb")
-    notebook = jupytext.reads(source.read_text(encoding="utf-8"), fmt="md:myst")
+    notebook = jupytext.reads(text or source.read_text(encoding="utf-8"), fmt="md:myst")
     path = stored.relative_to(ROOT).as_posix()
     unfold(notebook, path)
     try:
         state_minutes(notebook)
+        if source.parent.name == "solutions":
+            state_effort(notebook)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
     dress(notebook, path)

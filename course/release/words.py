@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from course.check.exercise import COPIED
 from course.check.judge import cases_of, dealt
 from course.grade.assignment import Assignment, hidden_ranks
+from course.release.effort import EXPLAINED, efforts
 
 BEGIN = """## Begin
 
@@ -48,6 +49,7 @@ Hand in the notebooks, and do not rename them. The grader does not run them: it 
 constants from the file, and calls your functions with new inputs. A function that needs more, such as a list that a
 cell fills in a loop, is not complete. Printed and stored output does not count.
 """
+_COLUMNS = ["task", "points", "minutes", "needs", "the mistake that it is after"]
 
 
 def readme(assignment: Assignment, notebooks: Iterable[str]) -> str:
@@ -71,11 +73,12 @@ def readme(assignment: Assignment, notebooks: Iterable[str]) -> str:
 
 
 def rubric(assignment: Assignment, for_teacher: bool = False) -> str:
-    """The points of each case; for a teacher also the mistakes that the judge recognises, and model answers."""
-    text = [f"# How points are given\n\n{assignment.title}. {SIZES}\n"]
+    """What each task asks and its points; for a teacher also the mistakes that have a hint, and model answers."""
+    text = [f"# How points are given\n\n{assignment.title}. {SIZES}\n\n{EXPLAINED}\n"]
     for exercise in assignment.exercises:
         points = assignment.points[exercise.id]
         text.append(f"## {exercise.id} `{exercise.title}`, {points:g} points\n")
+        text += [f"{effort.said}\n"] if (effort := efforts().get(exercise.id)) else []
         cases, hidden = cases_of(exercise), set() if for_teacher else hidden_ranks(exercise)
         each = [*zip(cases, dealt(points, len(cases)), strict=True)]
         text += [f"- {name}: {most:g}" for (ranks, name), most in each if ranks not in hidden]
@@ -99,11 +102,21 @@ def rubric(assignment: Assignment, for_teacher: bool = False) -> str:
 
 
 def _points(assignment: Assignment) -> str:
-    rows = [f"| {e.id} `{e.title}` | {assignment.points[e.id]:g} |" for e in assignment.exercises]
-    rows += [f"| {name}, in words | {asked.points:g} |" for name, asked in assignment.by_hand.items()]
-    total = assignment.max_score + assignment.points_by_hand
-    rows += [f"| together | {total:g} |"]
-    return "## Points\n\n| task | points |\n|---|---|\n" + "\n".join(rows) + "\n\n`rubric.md` has the details.\n"
+    known, rows, minutes = efforts(), [], 0
+    for e in assignment.exercises:
+        rows.append([f"{e.id} `{e.title}`", f"{assignment.points[e.id]:g}", "", "", ""])
+        if effort := known.get(e.id):
+            rows[-1][2:] = f"{effort.minutes}", effort.needs, effort.after
+            minutes += effort.minutes
+    rows += [[f"{name}, in words", f"{asked.points:g}", "", "", ""] for name, asked in assignment.by_hand.items()]
+    rows.append(["together", f"{assignment.max_score + assignment.points_by_hand:g}", f"{minutes}", "", ""])
+    table = "\n".join(f"| {' | '.join(row)} |" for row in [_COLUMNS, ["---"] * len(_COLUMNS), *rows])
+    more = (
+        "The hours above also count the chapters, what goes wrong, and questions in words."
+        if assignment.hours
+        else ""
+    )
+    return f"## Points\n\n{table}\n\n{EXPLAINED} {more}\n\n`rubric.md` has the details.\n"
 
 
 def _late(assignment: Assignment) -> str:

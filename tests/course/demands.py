@@ -86,7 +86,7 @@ def sentences(text: str) -> list[str]:
 def _of_prose(text: str) -> list[str]:
     paragraphs = re.split(r"\n\s*\n|\n(?=\s*(?:[-*]|\d+\.) )", text.replace("**", ""))
     paragraphs = [re.sub(r"^(?:[-*]|\d+\.|[A-Z]\.) ", "", " ".join(one.split())) for one in paragraphs]
-    return [one for p in paragraphs if p and not p.startswith("#") for one in END.split(p)]
+    return [one for p in paragraphs if p and not p.startswith(("#", '<p class="effort">')) for one in END.split(p)]
 
 
 def read(chapter: str) -> dict[str, list[Demand]]:
