@@ -18,9 +18,9 @@ from course.check.judge import judge
 from course.exercises.ch08.e08_3_at_fault import RIGHT as AT_FAULT
 from course.exercises.ch09.e09_1_in_memory import in_memory
 from course.exercises.ch09.e09_2_kept import kept
+from course.exercises.ch10 import e10_3_missing_calls as e103
 from course.exercises.ch10.e10_1_repaired_step import repaired_step
 from course.exercises.ch10.e10_2_sum_and_clip import sum_and_clip
-from course.exercises.ch10.e10_3_missing_calls import RIGHT as MISSING
 from course.exercises.ch10.e10_4_evaluated import evaluated
 from course.exercises.ch11.e11_2_choose_stages import choose_stages
 from lib import comm
@@ -32,7 +32,7 @@ from lib.pipeline.schedules.one_f_one_b import one_f_one_b
 from tests.course.answers import assert_told, edited
 
 ROOT = Path(__file__).parents[2]
-RIGHT = [*MISSING.values()]
+RIGHT = e103.LOST[0]
 
 
 pytestmark = pytest.mark.usefixtures("own_progress")
@@ -55,7 +55,10 @@ def program(page: str, name: str):
 
 
 def reports(page: str) -> list[str]:
-    text = (ROOT / "solutions" / page).read_text(encoding="utf-8")
+    return reports_in((ROOT / "solutions" / page).read_text(encoding="utf-8"))
+
+
+def reports_in(text: str) -> list[str]:
     return re.findall(r"```text\n((?:deadlock|hang): .*?)\n```", text, re.S)
 
 
@@ -155,11 +158,17 @@ def without(action: str):
 
 
 def test_the_reports_of_hangs_are_what_a_run_prints():
-    hangs = [(wrong_step_of_the_task, 8), *((messages, without(action)) for action in RIGHT)]
-    for report, (program, argument) in zip(reports("10_running.md"), hangs, strict=True):
+    lost = [action for of_row in e103.LOST for action in of_row]
+    said = [
+        *reports("10_running.md"),
+        *(report for one in EXERCISES["10.3"].variants for report in reports_in(one.task)),
+    ]
+    hangs = [(wrong_step_of_the_task, 8), *((messages, without(action)) for action in lost)]
+    for report, (program, argument) in zip(said, hangs, strict=True):
         with pytest.raises(HangError) as error:
             run(program, 4, argument)
         assert waits(report) == waits(str(error.value))
+    assert said[1:] == [report for action in lost for report in reports_in(e103.report(action))]
 
 
 # ---- chapters 5 and 8: the reports, with their files and lines -------------------------------------------------------
@@ -231,24 +240,13 @@ def test_the_reports_with_lines_of_a_file_are_what_a_run_prints(page, file, rank
     assert said == report
 
 
-def where_ranks_wait(schedule) -> tuple[str, ...]:
-    """The action of each rank that does not end, if a message takes both its ranks."""
-    rows = [[a for a in row if a.op in (*SENDS, *RECVS)] for row in schedule.actions]
-    moved = True
-    while moved:
-        moved = False
-        for rank, row in enumerate(rows):
-            peer = other_end(row[0]).stage if row else rank
-            if row and rows[peer] and other_end(rows[peer][0]).stage == rank and row[0].op != rows[peer][0].op:
-                if (row[0].op in SENDS) != (rows[peer][0].op in SENDS):
-                    row.pop(0), rows[peer].pop(0)
-                    moved = True
-    return tuple(str(row[0]) if row else "" for row in rows)
+def where_ranks_wait(lost: str) -> tuple[str, ...]:
+    return tuple(str(row[0]) if row else "" for row in e103.left_without(lost))
 
 
 def test_each_report_has_one_explanation():
     explanations = defaultdict(list)
-    for action in (a for row in lower(one_f_one_b(4, 4)).actions for a in row if a.op in (*SENDS, *RECVS)):
-        explanations[where_ranks_wait(without(str(action)))].append(str(action))
-    for action in RIGHT:
-        assert explanations[where_ranks_wait(without(action))] == [action]
+    for action in (str(a) for row in e103.messages(e103.SCHEDULE) for a in row):
+        explanations[where_ranks_wait(action)].append(action)
+    for action in (action for of_row in e103.LOST for action in of_row):
+        assert explanations[where_ranks_wait(action)] == [action]
