@@ -3,6 +3,7 @@
 import re
 import sys
 from collections import defaultdict
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
@@ -15,7 +16,7 @@ import torch.distributed as dist
 
 from course.check.catalogue import EXERCISES
 from course.check.judge import judge
-from course.exercises.ch08.e08_3_at_fault import RIGHT as AT_FAULT
+from course.exercises.ch08 import e08_3_at_fault as e083
 from course.exercises.ch09.e09_1_in_memory import in_memory
 from course.exercises.ch09.e09_2_kept import kept
 from course.exercises.ch10 import e10_3_missing_calls as e103
@@ -26,8 +27,7 @@ from course.exercises.ch11.e11_2_choose_stages import choose_stages
 from lib import comm
 from lib.launch import HangError, run
 from lib.pipeline.lower import lower, other_end
-from lib.pipeline.schedules.action import RECVS, SENDS
-from lib.pipeline.schedules.gpipe import gpipe
+from lib.pipeline.schedules.action import RECVS, SENDS, ScheduleError
 from lib.pipeline.schedules.one_f_one_b import one_f_one_b
 from tests.course.answers import assert_told, edited
 
@@ -54,8 +54,8 @@ def program(page: str, name: str):
     return names[name]
 
 
-def reports(page: str) -> list[str]:
-    return reports_in((ROOT / "solutions" / page).read_text(encoding="utf-8"))
+def page_of(name: str) -> str:
+    return (ROOT / "solutions" / name).read_text(encoding="utf-8")
 
 
 def reports_in(text: str) -> list[str]:
@@ -160,7 +160,7 @@ def without(action: str):
 def test_the_reports_of_hangs_are_what_a_run_prints():
     lost = [action for of_row in e103.LOST for action in of_row]
     said = [
-        *reports("10_running.md"),
+        *reports_in(page_of("10_running.md")),
         *(report for one in EXERCISES["10.3"].variants for report in reports_in(one.task)),
     ]
     hangs = [(wrong_step_of_the_task, 8), *((messages, without(action)) for action in lost)]
@@ -212,32 +212,49 @@ def file_of_stages() -> str:
     return f"{imports}{model}\n\n{stage}{STAGES}"
 
 
-def with_the_fault_of_pipeline_b() -> list[list[tuple[str, int]]]:
+def with_the_fault_of_pipeline_b(row: str = "") -> list[list[tuple[str, int]]]:
     """GPipe, in which one rank runs an action before its last forward."""
-    at_fault, action, _ = AT_FAULT["B"]
-    orders = [[(str(a.op), a.microbatch) for a in row] for row in gpipe(4, 4).actions]
-    moved = (action[1], int(action[2:]))
-    orders[at_fault].remove(moved)
-    orders[at_fault].insert(3, moved)
-    return orders
+    at_fault, action, _ = EXERCISES["08.3"].rows[row].right[0]()[1]
+    schedule = e083.too_early(at_fault, action, place=3)
+    return [[(str(a.op), a.microbatch) for a in of_rank] for of_rank in schedule.actions]
+
+
+def sick_stages(row: str) -> dict:
+    return {"orders": with_the_fault_of_pipeline_b(row), "sequences": [4, 3, 2, 1]}
 
 
 @pytest.mark.parametrize(
-    ("page", "file", "ranks", "arguments"),
+    ("text", "file", "ranks", "arguments"),
     [
-        ("05_fsdp.md", file_of_drops, 3, {}),
-        ("08_pipelines.md", file_of_stages, 4, {"orders": with_the_fault_of_pipeline_b(), "sequences": [4, 3, 2, 1]}),
+        (page_of("05_fsdp.md"), file_of_drops, 3, {}),
+        (page_of("08_pipelines.md"), file_of_stages, 4, sick_stages("")),
+        *((one.task, file_of_stages, 4, sick_stages(one.row)) for one in EXERCISES["08.3"].variants),
     ],
+    ids=["05.5", "08.3", "08.3 A", "08.3 B"],
 )
-def test_the_reports_with_lines_of_a_file_are_what_a_run_prints(page, file, ranks, arguments, tmp_path, monkeypatch):
+def test_the_reports_with_lines_of_a_file_are_what_a_run_prints(text, file, ranks, arguments, tmp_path, monkeypatch):
     (tmp_path / "step.py").write_text(file(), encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "step", raising=False)
     with pytest.raises(HangError) as error:
         run(partial(import_module("step").step, **arguments), ranks)
-    (report,) = reports(page)
+    (report,) = reports_in(text)
     said = re.sub(r"for \d\.\d s", "for 2.1 s", str(error.value))  # a look at the ranks may come a little later
     assert said == report
+
+
+def test_the_slow_pipelines_are_drawn_and_have_one_explanation():
+    every = defaultdict(set)
+    for rank, actions in enumerate(e083.GPIPE.actions):
+        for place, later in ((i, a) for k, a in enumerate(actions) for i in range(k)):
+            with suppress(ScheduleError):
+                every[e083.chart(e083.too_early(rank, str(later), place))].add((rank, str(later)))
+    texts = {"": page_of("08_pipelines.md")} | {one.row: one.task for one in EXERCISES["08.3"].variants}
+    for row, text in texts.items():
+        rank, action, lost = EXERCISES["08.3"].rows[row].right[0]()[0]
+        (chart,) = (one for one in every if one in text)
+        assert every[chart] == {(rank, action)}, row
+        assert len(chart.splitlines()[1]) - len("rank 0  ") == 3 * (21 + lost) - 1, "the last backward of rank 0"
 
 
 def where_ranks_wait(lost: str) -> tuple[str, ...]:
