@@ -6,6 +6,7 @@ import re
 import sys
 from functools import partial
 from importlib import import_module
+from itertools import product
 from statistics import median
 
 import cloudpickle
@@ -20,7 +21,7 @@ from course.check.bill import bill
 from course.check.catalogue import EXERCISES
 from course.check.edits import Edited
 from course.check.judge import judge
-from course.check.refusals import KEPT, MODEL_STATES, NOTHING_BINDS, ROUNDS, binds, broken_layouts
+from course.check.refusals import BROKEN, KEPT, MODEL_STATES, NOTHING_BINDS, ROUNDS, binds, broken_layouts
 from course.exercises.ch13 import e13_1_mesh_groups as e131
 from course.exercises.ch13 import e13_2_ranks_to_sum as e132
 from course.exercises.ch13 import e13_3_clip_over_axes as e133
@@ -110,15 +111,19 @@ def step(world, skips=-1, astray=-1):
 """
 
 
-@pytest.mark.parametrize(("report", "faults"), [(0, {"skips": 6}), (1, {"astray": 5})])
-def test_the_reports_of_the_page_are_what_the_runtime_prints(report, faults, tmp_path, monkeypatch):
+REPORTS = {"": PAGE_13} | {one.row: one.task for one in EXERCISES["13.5"].variants}
+
+
+@pytest.mark.parametrize(("row", "report"), [*product(REPORTS, (0, 1))])
+def test_the_reports_of_the_task_are_what_the_runtime_prints(row, report, tmp_path, monkeypatch):
+    at_fault, _ = EXERCISES["13.5"].rows[row].right[0]()[report]
     (tmp_path / "step.py").write_text(STEP)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "step", raising=False)
     with pytest.raises(HangError) as hang:
-        run(partial(import_module("step").step, **faults), 8)
+        run(partial(import_module("step").step, **{("skips", "astray")[report]: at_fault}), 8)
     said = re.sub(r"for \d\.\d s", "for 2.0 s", str(hang.value))  # a look at the ranks may come a little later
-    assert said == re.findall(r"```text\n(.*?)\n```", PAGE_13, re.DOTALL)[report]
+    assert said == re.findall(r"```text\n(.*?)\n```", REPORTS[row], re.DOTALL)[report]
 
 
 @pytest.mark.thorough("eight ranks")
@@ -204,7 +209,8 @@ def test_no_two_numbers_that_are_known_are_near_each_other(exercise):
 
 
 def test_each_layout_is_refused_for_a_different_reason():
-    assert [binds(*pair)[0] for pair in broken_layouts()] == [word for word, _ in e143.repairs()]
+    for row, exercise in e143.EXERCISE.rows.items():
+        assert [binds(*pair)[0] for pair in broken_layouts(row)] == [word for word, _ in exercise.right[0]()]
     training, layout = broken_layouts()[0]
     assert binds(training, layout._replace(tp=4, dp=8))[0] == NOTHING_BINDS
     assert binds(training, layout._replace(tp=4, pp=4, dp=4, stages_per_rank=3, rows=4))[0] == NOTHING_BINDS
@@ -221,13 +227,14 @@ def slower(number, **change):
 
 def test_no_repair_is_near_a_limit():
     """Neither of the 3 % that it may cost, nor of the memory that there is."""
-    for i, (training, layout) in enumerate(broken_layouts()):
+    for row, i in product(BROKEN, range(6)):
+        training, layout = broken_layouts(row)[i]
         for one in e143.singles(layout):
             word = binds(training, one)[0]
             if word in (NOTHING_BINDS, MODEL_STATES, KEPT):
                 assert abs(memory_bytes(training, one).total / training.room_bytes - 1) > 0.03, one
             if word == NOTHING_BINDS:
-                assert abs(step_s(training, one).total / e143.fastest_s(i) - 1 - e143.SLOWER) > 0.01, one
+                assert abs(step_s(training, one).total / e143.fastest_s(i, row) - 1 - e143.SLOWER) > 0.01, one
 
 
 def test_costs_of_repairs_are_those_of_the_page():
