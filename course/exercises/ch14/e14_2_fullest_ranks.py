@@ -242,4 +242,4 @@ def row(h=8192, s=4096, vocabulary=131_072):
     )
 
 
-EXERCISE = with_variants(replace(row(), task=""), row(7168, 8192, 65_536), row(6144, 2048, 196_608))
+EXERCISE = with_variants(replace(row(), task=""), row(7168, 8192, 65_536), row(6144, 2048, 262_144))
