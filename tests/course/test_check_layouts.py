@@ -128,13 +128,13 @@ def test_the_reports_of_the_task_are_what_the_runtime_prints(row, report, tmp_pa
 
 
 @pytest.mark.thorough("eight ranks")
-def test_the_program_of_the_page_has_both_mistakes():
-    names = {}
-    for text in re.findall(r"(?m)^(?:import|from) .*$", PAGE_13) + re.findall(
-        r"```python\n(.*?)```", PAGE_13, re.DOTALL
-    ):
+@pytest.mark.parametrize("row", EXERCISES["13.4"].rows)
+def test_the_program_of_the_task_has_both_mistakes(row):
+    exercise = EXERCISES["13.4"].rows[row]
+    names, imports = {}, re.findall(r"(?m)^(?:import|from) .*$", PAGE_13)
+    for text in imports + re.findall(r"```python\n(.*?)```", exercise.task or PAGE_13, re.DOTALL):
         exec(text, names)
-    ((verdict,),) = judge(EXERCISES["13.4"], [names["wrong_step"]], seed=5)
+    ((verdict,),) = judge(exercise, [names["wrong_step"]], seed=5)
     assert " ".join(verdict.hint.split()) == "Both mistakes are still in it."
 
 
