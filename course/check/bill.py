@@ -1,4 +1,4 @@
-"""The costs of a layout of 64 GPUs for a model of 70B parameters, by the formulas of `lib.cost`: for exercise 13.6."""
+"""The costs of a layout for a model of 70B parameters, by the formulas of `lib.cost`: for exercise 13.6."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MODEL, _RECIPE, _SENT_AS = MODELS["70B"], RECIPES["mixed Adam"], 2  # bytes of 
 _AS_GPT = ModelShape(
     _MODEL.d_model, _MODEL.num_layers, _MODEL.num_heads, _MODEL.vocab_size, _MODEL.context
 )  # for the activations of the task
-_GPUS, _PER_NODE, _SEQUENCES = 64, 8, 64
+_PER_NODE = 8
 _MOST_BYTES, _MOST_BUBBLE, _MOST_SENT_BYTES = 0.9 * DEVICES["H100 80 GB"].memory_bytes, 0.1, 12e9
 _KEPT = {  # microbatches that the first rank keeps; only schedules with closed forms
     "1f1b": lambda layout: kept_by(0, layout.pp, layout.microbatches),
@@ -42,9 +42,19 @@ class Costs70B(NamedTuple):
         return self.over_dp + self.over_pp
 
 
-def costs_of(layout: Layout) -> Costs70B:
+class Task(NamedTuple):
+    """What the layout is for: 64 GPUs and the sequences of a step in the book, others in a row."""
+
+    gpus: int = 64
+    sequences: int = 64
+
+
+BOOK = Task()
+
+
+def costs_of(layout: Layout, task: Task = BOOK) -> Costs70B:
     dp, pp, tp, m, per_rank = layout.dp, layout.pp, layout.tp, layout.microbatches, layout.stages_per_rank
-    rows, slices = _SEQUENCES // (dp * m), layout.sequence_parallel
+    rows, slices = task.sequences // (dp * m), layout.sequence_parallel
     layer = activation_bytes(_AS_GPT, rows, layout.recompute, tp=tp, sequence_parallel=slices)
     message = _SENT_AS * rows * _MODEL.context * _MODEL.d_model / (tp if slices else 1)
     ways = min(2, pp * per_rank - 1)  # forward and backward, unless there are only two stages
@@ -58,12 +68,12 @@ def costs_of(layout: Layout) -> Costs70B:
     )
 
 
-def _refused(layout: Layout) -> tuple[str, str]:
+def _refused(layout: Layout, task: Task) -> tuple[str, str]:
     """Why it has no bill at all, in a word and a sentence; ALL_HOLD if it has one."""
-    if layout.num_ranks != _GPUS:
-        return "a different number of GPUs", f"dp · pp · tp = {layout.num_ranks}, and there are {_GPUS} GPUs."
+    if layout.num_ranks != task.gpus:
+        return "a different number of GPUs", f"dp · pp · tp = {layout.num_ranks}, and there are {task.gpus} GPUs."
     shares = {
-        "sequences": (_SEQUENCES, layout.dp * layout.microbatches),
+        "sequences": (task.sequences, layout.dp * layout.microbatches),
         "layers": (_MODEL.num_layers, layout.num_stages),
         "heads": (_MODEL.num_heads, layout.tp),
     }
@@ -79,12 +89,12 @@ def _refused(layout: Layout) -> tuple[str, str]:
     return ALL_HOLD, ""
 
 
-def exceeded(layout: Layout) -> str:
+def exceeded(layout: Layout, task: Task = BOOK) -> str:
     """The first condition that does not hold, or ALL_HOLD."""
-    refused, _ = _refused(layout)
+    refused, _ = _refused(layout, task)
     if refused != ALL_HOLD:
         return refused
-    costs = costs_of(layout)
+    costs = costs_of(layout, task)
     each = layout.zero == 2 and layout.microbatches > 1
     heaviest = "gradients of each microbatch" if each else "gradients"
     too_much = {
@@ -98,13 +108,13 @@ def exceeded(layout: Layout) -> str:
     return next((condition for condition, fails in too_much.items() if fails), ALL_HOLD)
 
 
-def bill(layout: Layout) -> str:
+def bill(layout: Layout, task: Task = BOOK) -> str:
     """A text, ✗ where a condition of the exercise does not hold."""
     title = " x ".join(f"{axis}={n}" for axis, n in layout.sizes.items())
-    refused, sentence = _refused(layout)
+    refused, sentence = _refused(layout, task)
     if refused != ALL_HOLD:
         return f"{title}: {sentence}"
-    costs = costs_of(layout)
+    costs = costs_of(layout, task)
     rows = [
         *((what, bytes_ / 1e9, "GB", None) for what, bytes_ in costs.state.items()),
         ("activations", costs.activations / 1e9, "GB", None),
@@ -114,7 +124,7 @@ def bill(layout: Layout) -> str:
         ("activations to other nodes, a step", costs.over_pp / 1e9, "GB", None),
         ("both", costs.sent_bytes / 1e9, "GB", _MOST_SENT_BYTES / 1e9),
     ]
-    lines = [f"{title}, {layout.microbatches} microbatches, b={_SEQUENCES // (layout.dp * layout.microbatches)}"]
+    lines = [f"{title}, {layout.microbatches} microbatches, b={task.sequences // (layout.dp * layout.microbatches)}"]
     for what, value, unit, most in rows:
         bound = "" if most is None else f"   at most {most:g} {'✗' if value > most else '✓'}"
         lines.append(f"  {what:<36}{value:>7.1f} {unit:<2}{bound}".rstrip())

@@ -80,7 +80,8 @@ def exercise(
         more: further fields of an `Exercise`.
     """
     given = {name: names[name] for name in ("inputs", "body", "reference", "decide") if name in names}
-    named = {"id": names["__doc__"].partition(":")[0], "title": right[0].__name__} | given | more
+    title = more.pop("title", None) or right[0].__name__
+    named = {"id": names["__doc__"].partition(":")[0], "title": title} | given | more
     if facts := names.get("FACTS"):
         named["reference"] = lambda inputs: [of_rank | facts for of_rank in given["reference"](inputs)]
     if "body" not in named:

@@ -83,7 +83,7 @@ class Exercise:
         tolerances: word → tolerance of the tensors in entries whose names contain it, relative to the largest element;
             0 where data is moved and not computed, so that each bit must agree.
         timeout_s: for one case.
-        task: of a variant: how it differs from the task in the book, in Markdown.
+        task: of a variant: how it differs from the task in the book, in Markdown; its first paragraph is in a hint.
         row: the letter of a variant; "" is the exercise of the book.
         solution: the text of the solution, for `course.check.mutants`; None: it has none, such as a table.
         equivalent: mutants of the solution that do the same, each with the reason as its hint.
@@ -136,10 +136,11 @@ def with_variants(exercise: Exercise, *variants: Exercise) -> Exercise:
 
     def knows_others(one: Exercise) -> Exercise:
         others = [other for other in (exercise, *lettered) if other is not one]
+        in_short, *_ = one.task.split("\n\n")
         copied = (
             Mistake(
                 f"{COPIED} {f'row {other.row}' if other.row else 'the task in the book'}. You have row "
-                f"{one.row}: {one.task}",
+                f"{one.row}: {in_short}",
                 other.right[0],
             )
             for other in others

@@ -57,21 +57,45 @@ def binds(training: Training, layout: Layout4D) -> tuple[str, str]:
     return NOTHING_BINDS, ""
 
 
-def broken_layouts() -> list[tuple[Training, Layout4D]]:
-    """The six of exercise 14.3: a training, and a layout that is refused."""
+BROKEN = {  # row of exercise 14.3 -> its layouts: model, sequences of a step, tp, pp, rows of a microbatch, ZeRO
+    "": (
+        ("30B", 512, 8, 2, 1, 1),
+        ("30B", 512, 4, 8, 1, 1),
+        ("30B", 496, 2, 2, 4, 1),
+        ("70B", 512, 16, 2, 1, 1),
+        ("70B", 512, 8, 1, 2, 0),
+        ("70B", 512, 2, 8, 4, 1),
+    ),
+    "A": (
+        ("70B", 448, 8, 1, 2, 0),
+        ("30B", 432, 4, 2, 4, 1),
+        ("30B", 448, 8, 2, 1, 1),
+        ("70B", 480, 2, 8, 2, 1),
+        ("30B", 448, 4, 8, 1, 1),
+        ("70B", 448, 16, 4, 1, 1),
+    ),
+    "B": (
+        ("70B", 384, 16, 4, 2, 1),
+        ("30B", 480, 2, 4, 4, 1),
+        ("70B", 512, 8, 1, 1, 0),
+        ("30B", 384, 4, 8, 1, 1),
+        ("30B", 384, 8, 2, 1, 1),
+        ("70B", 496, 4, 2, 4, 1),
+    ),
+}
+
+
+def broken_layouts(row: str = "") -> list[tuple[Training, Layout4D]]:
+    """The six of exercise 14.3, in the book or in a row: a training, and a layout of 64 GPUs that is refused."""
     models = {  # Touvron et al. 2023 (Llama), table 2; Llama 2's 70B with shorter sequences
         "30B": ModelShape(6656, 60, 52, 32_000, 2048, d_mlp=17_920, tied=False, **LLAMA),
         "70B": replace(PRESET_MODELS["llama-70b"], context=2048),
     }
-
-    def training(model: str, global_batch: int = 512) -> Training:
-        return Training(models[model], Cluster(GPUS["h100"], 64), stack_for("megatron-lm", "h100"), global_batch)
-
+    cluster, stack = Cluster(GPUS["h100"], 64), stack_for("megatron-lm", "h100")
     return [
-        (training("30B"), Layout4D(8, 1, 2, 4, 1, 1, 1, True)),
-        (training("30B"), Layout4D(4, 1, 8, 2, 1, 1, 1, True)),
-        (training("30B", 496), Layout4D(2, 1, 2, 16, 4, 1, 1, True)),
-        (training("70B"), Layout4D(16, 1, 2, 2, 1, 1, 1, True)),
-        (training("70B"), Layout4D(8, 1, 1, 8, 2, 1, 0, True)),
-        (training("70B"), Layout4D(2, 1, 8, 4, 4, 1, 1, True)),
+        (
+            Training(models[model], cluster, stack, sequences),
+            Layout4D(tp, 1, pp, 64 // (tp * pp), rows, 1, zero, True),
+        )
+        for model, sequences, tp, pp, rows, zero in BROKEN[row]
     ]

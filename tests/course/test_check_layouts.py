@@ -6,6 +6,7 @@ import re
 import sys
 from functools import partial
 from importlib import import_module
+from itertools import product
 from statistics import median
 
 import cloudpickle
@@ -19,8 +20,9 @@ from book.published.rows import predict, read_rows
 from course.check.bill import bill
 from course.check.catalogue import EXERCISES
 from course.check.edits import Edited
+from course.check.exercise import ALL
 from course.check.judge import judge
-from course.check.refusals import KEPT, MODEL_STATES, NOTHING_BINDS, ROUNDS, binds, broken_layouts
+from course.check.refusals import BROKEN, KEPT, MODEL_STATES, NOTHING_BINDS, ROUNDS, binds, broken_layouts
 from course.exercises.ch13 import e13_1_mesh_groups as e131
 from course.exercises.ch13 import e13_2_ranks_to_sum as e132
 from course.exercises.ch13 import e13_3_clip_over_axes as e133
@@ -110,25 +112,29 @@ def step(world, skips=-1, astray=-1):
 """
 
 
-@pytest.mark.parametrize(("report", "faults"), [(0, {"skips": 6}), (1, {"astray": 5})])
-def test_the_reports_of_the_page_are_what_the_runtime_prints(report, faults, tmp_path, monkeypatch):
+REPORTS = {"": PAGE_13} | {one.row: one.task for one in EXERCISES["13.5"].variants}
+
+
+@pytest.mark.parametrize(("row", "report"), [*product(REPORTS, (0, 1))])
+def test_the_reports_of_the_task_are_what_the_runtime_prints(row, report, tmp_path, monkeypatch):
+    at_fault, _ = EXERCISES["13.5"].rows[row].right[0]()[report]
     (tmp_path / "step.py").write_text(STEP)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "step", raising=False)
     with pytest.raises(HangError) as hang:
-        run(partial(import_module("step").step, **faults), 8)
+        run(partial(import_module("step").step, **{("skips", "astray")[report]: at_fault}), 8)
     said = re.sub(r"for \d\.\d s", "for 2.0 s", str(hang.value))  # a look at the ranks may come a little later
-    assert said == re.findall(r"```text\n(.*?)\n```", PAGE_13, re.DOTALL)[report]
+    assert said == re.findall(r"```text\n(.*?)\n```", REPORTS[row], re.DOTALL)[report]
 
 
 @pytest.mark.thorough("eight ranks")
-def test_the_program_of_the_page_has_both_mistakes():
-    names = {}
-    for text in re.findall(r"(?m)^(?:import|from) .*$", PAGE_13) + re.findall(
-        r"```python\n(.*?)```", PAGE_13, re.DOTALL
-    ):
+@pytest.mark.parametrize("row", EXERCISES["13.4"].rows)
+def test_the_program_of_the_task_has_both_mistakes(row):
+    exercise = EXERCISES["13.4"].rows[row]
+    names, imports = {}, re.findall(r"(?m)^(?:import|from) .*$", PAGE_13)
+    for text in imports + re.findall(r"```python\n(.*?)```", exercise.task or PAGE_13, re.DOTALL):
         exec(text, names)
-    ((verdict,),) = judge(EXERCISES["13.4"], [names["wrong_step"]], seed=5)
+    ((verdict,),) = judge(exercise, [names["wrong_step"]], seed=5)
     assert " ".join(verdict.hint.split()) == "Both mistakes are still in it."
 
 
@@ -188,11 +194,18 @@ def loaded(program):
     return program.load() if isinstance(program, Edited) else program
 
 
-@pytest.mark.parametrize("exercise", [e136.EXERCISE, e142.EXERCISE], ids=lambda e: e.id)
+@pytest.mark.parametrize(
+    "exercise",
+    [*e136.EXERCISE.rows.values(), *e142.EXERCISE.rows.values()],
+    ids=lambda e: f"{e.id} {e.row}".strip(),
+)
 def test_no_two_numbers_that_are_known_are_near_each_other(exercise):
     """What is recognised although it is rounded; a mistake in several numbers is recognised by all of them."""
-    wrong = [exercise.right[0](), *(loaded(m.wrong)() for m in exercise.mistakes if len(m.about) == 1)]
-    tables = [[row] if exercise is e136.EXERCISE else row for row in wrong if isinstance(row, (list, tuple))]
+    wrong = [
+        exercise.right[0](),
+        *(loaded(m.wrong)() for m in exercise.mistakes if len(m.about) == 1 and m.about != ALL),
+    ]
+    tables = [[row] if exercise.id == e136.EXERCISE.id else row for row in wrong if isinstance(row, (list, tuple))]
     for i, row in enumerate(tables[0]):
         for j in range(1, len(row)):
             numbers = sorted({round(table[i][j], 9) for table in tables} - {0})
@@ -200,7 +213,8 @@ def test_no_two_numbers_that_are_known_are_near_each_other(exercise):
 
 
 def test_each_layout_is_refused_for_a_different_reason():
-    assert [binds(*pair)[0] for pair in broken_layouts()] == [word for word, _ in e143.repairs()]
+    for row, exercise in e143.EXERCISE.rows.items():
+        assert [binds(*pair)[0] for pair in broken_layouts(row)] == [word for word, _ in exercise.right[0]()]
     training, layout = broken_layouts()[0]
     assert binds(training, layout._replace(tp=4, dp=8))[0] == NOTHING_BINDS
     assert binds(training, layout._replace(tp=4, pp=4, dp=4, stages_per_rank=3, rows=4))[0] == NOTHING_BINDS
@@ -217,13 +231,14 @@ def slower(number, **change):
 
 def test_no_repair_is_near_a_limit():
     """Neither of the 3 % that it may cost, nor of the memory that there is."""
-    for i, (training, layout) in enumerate(broken_layouts()):
+    for row, i in product(BROKEN, range(6)):
+        training, layout = broken_layouts(row)[i]
         for one in e143.singles(layout):
             word = binds(training, one)[0]
             if word in (NOTHING_BINDS, MODEL_STATES, KEPT):
                 assert abs(memory_bytes(training, one).total / training.room_bytes - 1) > 0.03, one
             if word == NOTHING_BINDS:
-                assert abs(step_s(training, one).total / e143.fastest_s(i) - 1 - e143.SLOWER) > 0.01, one
+                assert abs(step_s(training, one).total / e143.fastest_s(i, row) - 1 - e143.SLOWER) > 0.01, one
 
 
 def test_costs_of_repairs_are_those_of_the_page():

@@ -3,6 +3,7 @@
 import re
 import sys
 from collections import defaultdict
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
@@ -15,24 +16,23 @@ import torch.distributed as dist
 
 from course.check.catalogue import EXERCISES
 from course.check.judge import judge
-from course.exercises.ch08.e08_3_at_fault import RIGHT as AT_FAULT
+from course.exercises.ch08 import e08_3_at_fault as e083
 from course.exercises.ch09.e09_1_in_memory import in_memory
 from course.exercises.ch09.e09_2_kept import kept
+from course.exercises.ch10 import e10_3_missing_calls as e103
 from course.exercises.ch10.e10_1_repaired_step import repaired_step
 from course.exercises.ch10.e10_2_sum_and_clip import sum_and_clip
-from course.exercises.ch10.e10_3_missing_calls import RIGHT as MISSING
 from course.exercises.ch10.e10_4_evaluated import evaluated
 from course.exercises.ch11.e11_2_choose_stages import choose_stages
 from lib import comm
 from lib.launch import HangError, run
 from lib.pipeline.lower import lower, other_end
-from lib.pipeline.schedules.action import RECVS, SENDS
-from lib.pipeline.schedules.gpipe import gpipe
+from lib.pipeline.schedules.action import RECVS, SENDS, ScheduleError
 from lib.pipeline.schedules.one_f_one_b import one_f_one_b
 from tests.course.answers import assert_told, edited
 
 ROOT = Path(__file__).parents[2]
-RIGHT = [*MISSING.values()]
+RIGHT = e103.LOST[0]
 
 
 pytestmark = pytest.mark.usefixtures("own_progress")
@@ -54,8 +54,11 @@ def program(page: str, name: str):
     return names[name]
 
 
-def reports(page: str) -> list[str]:
-    text = (ROOT / "solutions" / page).read_text(encoding="utf-8")
+def page_of(name: str) -> str:
+    return (ROOT / "solutions" / name).read_text(encoding="utf-8")
+
+
+def reports_in(text: str) -> list[str]:
     return re.findall(r"```text\n((?:deadlock|hang): .*?)\n```", text, re.S)
 
 
@@ -155,11 +158,17 @@ def without(action: str):
 
 
 def test_the_reports_of_hangs_are_what_a_run_prints():
-    hangs = [(wrong_step_of_the_task, 8), *((messages, without(action)) for action in RIGHT)]
-    for report, (program, argument) in zip(reports("10_running.md"), hangs, strict=True):
+    lost = [action for of_row in e103.LOST for action in of_row]
+    said = [
+        *reports_in(page_of("10_running.md")),
+        *(report for one in EXERCISES["10.3"].variants for report in reports_in(one.task)),
+    ]
+    hangs = [(wrong_step_of_the_task, 8), *((messages, without(action)) for action in lost)]
+    for report, (program, argument) in zip(said, hangs, strict=True):
         with pytest.raises(HangError) as error:
             run(program, 4, argument)
         assert waits(report) == waits(str(error.value))
+    assert said[1:] == [report for action in lost for report in reports_in(e103.report(action))]
 
 
 # ---- chapters 5 and 8: the reports, with their files and lines -------------------------------------------------------
@@ -203,52 +212,58 @@ def file_of_stages() -> str:
     return f"{imports}{model}\n\n{stage}{STAGES}"
 
 
-def with_the_fault_of_pipeline_b() -> list[list[tuple[str, int]]]:
+def with_the_fault_of_pipeline_b(row: str = "") -> list[list[tuple[str, int]]]:
     """GPipe, in which one rank runs an action before its last forward."""
-    at_fault, action, _ = AT_FAULT["B"]
-    orders = [[(str(a.op), a.microbatch) for a in row] for row in gpipe(4, 4).actions]
-    moved = (action[1], int(action[2:]))
-    orders[at_fault].remove(moved)
-    orders[at_fault].insert(3, moved)
-    return orders
+    at_fault, action, _ = EXERCISES["08.3"].rows[row].right[0]()[1]
+    schedule = e083.too_early(at_fault, action, place=3)
+    return [[(str(a.op), a.microbatch) for a in of_rank] for of_rank in schedule.actions]
+
+
+def sick_stages(row: str) -> dict:
+    return {"orders": with_the_fault_of_pipeline_b(row), "sequences": [4, 3, 2, 1]}
 
 
 @pytest.mark.parametrize(
-    ("page", "file", "ranks", "arguments"),
+    ("text", "file", "ranks", "arguments"),
     [
-        ("05_fsdp.md", file_of_drops, 3, {}),
-        ("08_pipelines.md", file_of_stages, 4, {"orders": with_the_fault_of_pipeline_b(), "sequences": [4, 3, 2, 1]}),
+        (page_of("05_fsdp.md"), file_of_drops, 3, {}),
+        (page_of("08_pipelines.md"), file_of_stages, 4, sick_stages("")),
+        *((one.task, file_of_stages, 4, sick_stages(one.row)) for one in EXERCISES["08.3"].variants),
     ],
+    ids=["05.5", "08.3", "08.3 A", "08.3 B"],
 )
-def test_the_reports_with_lines_of_a_file_are_what_a_run_prints(page, file, ranks, arguments, tmp_path, monkeypatch):
+def test_the_reports_with_lines_of_a_file_are_what_a_run_prints(text, file, ranks, arguments, tmp_path, monkeypatch):
     (tmp_path / "step.py").write_text(file(), encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "step", raising=False)
     with pytest.raises(HangError) as error:
         run(partial(import_module("step").step, **arguments), ranks)
-    (report,) = reports(page)
+    (report,) = reports_in(text)
     said = re.sub(r"for \d\.\d s", "for 2.1 s", str(error.value))  # a look at the ranks may come a little later
     assert said == report
 
 
-def where_ranks_wait(schedule) -> tuple[str, ...]:
-    """The action of each rank that does not end, if a message takes both its ranks."""
-    rows = [[a for a in row if a.op in (*SENDS, *RECVS)] for row in schedule.actions]
-    moved = True
-    while moved:
-        moved = False
-        for rank, row in enumerate(rows):
-            peer = other_end(row[0]).stage if row else rank
-            if row and rows[peer] and other_end(rows[peer][0]).stage == rank and row[0].op != rows[peer][0].op:
-                if (row[0].op in SENDS) != (rows[peer][0].op in SENDS):
-                    row.pop(0), rows[peer].pop(0)
-                    moved = True
-    return tuple(str(row[0]) if row else "" for row in rows)
+def test_the_slow_pipelines_are_drawn_and_have_one_explanation():
+    every = defaultdict(set)
+    for rank, actions in enumerate(e083.GPIPE.actions):
+        for place, later in ((i, a) for k, a in enumerate(actions) for i in range(k)):
+            with suppress(ScheduleError):
+                every[e083.chart(e083.too_early(rank, str(later), place))].add((rank, str(later)))
+    texts = {"": page_of("08_pipelines.md")} | {one.row: one.task for one in EXERCISES["08.3"].variants}
+    for row, text in texts.items():
+        rank, action, lost = EXERCISES["08.3"].rows[row].right[0]()[0]
+        (chart,) = (one for one in every if one in text)
+        assert every[chart] == {(rank, action)}, row
+        assert len(chart.splitlines()[1]) - len("rank 0  ") == 3 * (21 + lost) - 1, "the last backward of rank 0"
+
+
+def where_ranks_wait(lost: str) -> tuple[str, ...]:
+    return tuple(str(row[0]) if row else "" for row in e103.left_without(lost))
 
 
 def test_each_report_has_one_explanation():
     explanations = defaultdict(list)
-    for action in (a for row in lower(one_f_one_b(4, 4)).actions for a in row if a.op in (*SENDS, *RECVS)):
-        explanations[where_ranks_wait(without(str(action)))].append(str(action))
-    for action in RIGHT:
-        assert explanations[where_ranks_wait(without(action))] == [action]
+    for action in (str(a) for row in e103.messages(e103.SCHEDULE) for a in row):
+        explanations[where_ranks_wait(action)].append(action)
+    for action in (action for of_row in e103.LOST for action in of_row):
+        assert explanations[where_ranks_wait(action)] == [action]

@@ -20,6 +20,7 @@ from packaging.specifiers import SpecifierSet
 
 from course.check import find
 from course.check.catalogue import EXERCISES
+from course.check.exercise import COPIED
 from course.check.judge import judge
 from course.check.source import Answer, read_notebook
 from course.grade.assignment import Late, hidden_ranks, read_assignment
@@ -796,6 +797,24 @@ def test_exercises_without_new_numbers_are_named(monkeypatch):
     page = " ".join((ROOT / "book" / "teaching.md").read_text().split())
     told = f"except in exercises {', '.join(alike[:-1])} and {alike[-1]}: their numbers are the same for all"
     assert f"{told}, and they have {points:g} points of the homeworks." in page
+    same_for_all = [i for i in alike if not EXERCISES[i].variants]
+    assert not [i for i in same_for_all if any(i in one.points for one in ASSIGNMENTS.values())]
+    assert f"All but {' and '.join(same_for_all)} of these have rows" in page
+    more = [i for i, exercise in EXERCISES.items() if exercise.variants and i not in alike]
+    assert f"Exercises {' and '.join(more)} also have rows:" in page
+
+
+def test_the_handout_of_a_row_shows_its_sick_program_in_full():
+    asked = replace(ASSIGNMENTS["hw5"], varied=("08.3", "10.3"))
+    rows = {name: asked.row_of(name, "10.3") for name in ("ann", "ben", "cid")}
+    assert {*rows.values()} == {*"AB"}, "change the names above"
+    for name, row in rows.items():
+        cells = homework(BOOK, "exercises", asked.of(name))["10_running.ipynb"].cells
+        (said,) = (cell.source for cell in cells if cell.source.startswith(f"**You have row {row}.**"))
+        task = EXERCISES["10.3"].rows[row].task
+        assert said.endswith(task) and task.count("```text\ndeadlock: ") == 2
+    hints = {m.hint for row in "AB" for m in EXERCISES["10.3"].rows[row].mistakes if m.hint.startswith(COPIED)}
+    assert hints and not any("deadlock" in hint for hint in hints), "a hint quotes the first paragraph alone"
 
 
 def test_otter_without_the_library_says_so(tmp_path):

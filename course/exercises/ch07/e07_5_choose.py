@@ -1,13 +1,18 @@
 """07.5: how to fit the activations of a stage of Llama 3 405B into three limits, with the numbers that defend it."""
 
-from course.check.edits import exercise
-from course.check.exercise import kind, rounded, several, word
+import inspect
+import re
+from dataclasses import replace
+from functools import partial
+
+from course.check.edits import Edited, exercise
+from course.check.exercise import kind, rounded, several, with_variants, word
 
 LIMITS = {"A": (8192, 12), "B": (8192, 9), "C": (131072, 22)}  # tokens, and GB at most
 YES, NO, NONE = "it fits", "it does not fit", "no such choice"
 
 
-def body(answer, group, given):
+def body(answer, group, given, limits=LIMITS):
     result = answer()
     found = {"what was returned": kind(result)}
     for name, row in zip("ABC", several(result, 3), strict=True):
@@ -15,17 +20,16 @@ def body(answer, group, given):
         t, way, again = str(rounded(t)), str(word(way)), f"{'' if recompute else 'not '}recomputed"
         found[f"case {name}: the choice"] = f"t={t}, {way}, {again}"
         found[f"case {name}: whether {name} recomputes"] = again
-        found[f"case {name}: whether {name} fits"] = fits(name, t, way, bool(recompute))
+        found[f"case {name}: whether {name} fits"] = fits(*limits[name], t, way, bool(recompute))
         found |= {f"case {name}: GB": rounded(gigabytes, 1), f"case {name}: sent": rounded(sent, 1)}
     return found
 
 
-def fits(name, t, way, again):
+def fits(tokens, most, t, way, again):
     """Whether a choice does, by the table of the chapter: bytes of a layer in full on each rank, and divided by t."""
     table = {"tp": (8, 23.75), "sp": (4, 27.75), "sp, gathered again": (0, 31.75)}
     if t not in ("1", "2", "4", "8") or way not in table:
         return NONE
-    tokens, most = LIMITS[name]
     full, divided = table[way]
     one = full + divided / int(t)
     inputs = 2 if way == "tp" else 2 / int(t)
@@ -143,4 +147,69 @@ chosen.append((t, way, bool(again), GB, sent)) => chosen.append((t, way, bool(ag
         A unit is (t-1)/t of bsh elements: counted in elements, degrees can be compared.
 """
 
-EXERCISE = exercise(globals(), points=2, right=(choose, by_hand), inputs=lambda generator, n: [{}], ranks=(1,))
+BOOK = str(tuple(LIMITS.values()))  # as the program has them
+TASK = """
+The cases are these.
+
+| case | tokens | at most |
+|---|---|---|
+{table}
+"""
+
+
+def in_order(answer, order):
+    """The answer, whose cases come in this order of the book's."""
+
+    def ordered():
+        result = answer()
+        return [result["ABC".index(case)] for case in order]
+
+    return ordered
+
+
+def in_other_words(answer):
+    return tuple(
+        [float(t), f" {way.upper()}", int(again), round(GB, 2), sent] for t, way, again, GB, sent in answer()
+    )
+
+
+def row(order="ABC", scale=1):
+    """The exercise with the book's cases in this order, and so many times the tokens and the gigabytes of each."""
+    scaled = {case: (int(tokens * scale), most * scale) for case, (tokens, most) in LIMITS.items()}
+    limits = dict(zip("ABC", (scaled[case] for case in order), strict=True))
+
+    def renamed(text):
+        """The book's case A has a different letter here."""
+        case = r"(?<=\bcase )[ABC]\b|(?<=\bCase )[ABC]\b|(?<=\bwhether )[ABC]\b"
+        return re.sub(case, lambda found: "ABC"[order.index(found[0])], text)
+
+    def of_row(program):
+        text = program.text.replace(BOOK, str(tuple(scaled.values())))
+        return in_order(replace(program, text=text).load(), order)
+
+    made = exercise(
+        globals() | {"body": partial(body, limits=limits)},
+        points=2,
+        right=(choose, by_hand),
+        inputs=lambda generator, n: [{}],
+        ranks=(1,),
+    )
+    if scale == 1:
+        return made
+    right = of_row(Edited(__name__, inspect.getsource(choose), choose.__name__))
+    mistakes = (
+        replace(
+            m, wrong=of_row(m.wrong), hint=renamed(m.hint), repair=renamed(m.repair), about=(*map(renamed, m.about),)
+        )
+        for m in made.mistakes
+    )
+    table = "\n".join(f"| {case} | {tokens:,} | {most:g} GB |" for case, (tokens, most) in limits.items())
+    return replace(
+        made,
+        right=(right, partial(in_other_words, right)),
+        mistakes=tuple(mistakes),
+        task=TASK.format(table=table).strip(),
+    )
+
+
+EXERCISE = with_variants(row(), row("BCA", 0.5), row("CAB", 2))

@@ -1,6 +1,7 @@
 """13.4: a step on eight ranks that trains, and is wrong in two places."""
 
 import copy
+import inspect
 import math
 from collections import defaultdict
 from dataclasses import replace
@@ -10,8 +11,9 @@ import torch
 from torch import nn
 
 from course.check.compare import is_dense
-from course.check.edits import exercise
-from course.check.exercise import kind, several, whole
+from course.check.edits import Edited, exercise
+from course.check.exercise import kind, several, whole, with_variants
+from course.exercises.ch13.gathered import mark, unsharded
 from lib import comm
 from lib.clip import clip
 from lib.data import rows_of_rank
@@ -42,7 +44,7 @@ LR = 0.1
 make_sgd = partial(torch.optim.SGD, lr=LR)
 
 
-def inputs(generator, n):
+def inputs(generator, n, shape=SHAPE):
     """Few tokens count on the first data-parallel rank: a mean of the ranks' means is not the mean."""
     tokens = torch.randint(CONFIG.vocab_size, (ROWS, CONFIG.context + 1), generator=generator)
     targets = tokens[:, 1:].clone()
@@ -51,16 +53,18 @@ def inputs(generator, n):
     given = {"model": model, "inputs": tokens[:, :-1].contiguous(), "targets": targets}
     norm, _, weights = by_one_process(given)
     given["max_norm"] = CLIPPED * norm
-    return [given | {"marks": {name: mark(weights[AFTER][name]) for name in names}} for names in names_of(model)]
+    return [
+        given | {"marks": {name: mark(weights[AFTER][name]) for name in names}} for names in names_of(model, shape)
+    ]
 
 
-def names_of(model):
+def names_of(model, shape):
     """The names of the parameters on each rank."""
     of_stages = []
-    for stage, piece in enumerate(cut(copy.deepcopy(model), SHAPE.sizes["pp"])):
+    for stage, piece in enumerate(cut(copy.deepcopy(model), shape.sizes["pp"])):
         tied = {users[stage]: users[0] for users in piece.used_by}
         of_stages.append([tied.get(name, name) for name, _ in piece.named_parameters()])
-    return [of_stages[SHAPE.coordinates(rank)["pp"]] for rank in range(SHAPE.size)]
+    return [of_stages[shape.coordinates(rank)["pp"]] for rank in range(shape.size)]
 
 
 def a_model(seed):
@@ -86,24 +90,19 @@ def by_one_process(given):
     return norm, loss.item(), weights
 
 
-def mark(x):
-    """A number for all elements and their places."""
-    return (x.detach().double().flatten() @ torch.arange(x.numel()).double().cos()).item()
-
-
-def body(answer, world, given):
-    found = of_step(answer, world, given, given["max_norm"], AFTER)
+def body(answer, world, given, shape=SHAPE):
+    found = of_step(answer, world, given, given["max_norm"], AFTER, shape)
     weights = {name.removesuffix(f" {AFTER}"): x for name, x in found.items() if name.endswith(AFTER)}
     right = all(abs(mark(weights[name]) - x) < 1e-6 for name, x in given["marks"].items() if name in weights)
     right = right and given["marks"].keys() <= weights.keys()
     # A clip hides a factor on all gradients: if nothing else is wrong, once more, where there is nothing to clip.
     if comm.all_reduce(torch.tensor(int(right)), world, "min"):
-        again = of_step(answer, world, given, given["max_norm"] * LOOSE / CLIPPED, UNCLIPPED)
+        again = of_step(answer, world, given, given["max_norm"] * LOOSE / CLIPPED, UNCLIPPED, shape)
         found |= {name: x for name, x in again.items() if name.endswith(UNCLIPPED)}
     return found
 
 
-def of_step(answer, world, given, max_norm, after):
+def of_step(answer, world, given, max_norm, after, shape):
     """The results of a step."""
     batch = given["inputs"].clone(), given["targets"].clone()
     result = answer(world, copy.deepcopy(given["model"]), *batch, max_norm)
@@ -115,34 +114,23 @@ def of_step(answer, world, given, max_norm, after):
     if not comm.all_reduce(torch.tensor(int(complete)), world, "min"):
         return {RETURNED: kind(result)}
     weights = {f"{name} {after}": x for name, x in unsharded(facts).items()}
-    return {RETURNED: TWO, LOSS: loss, MESH: mesh_of(facts, world.rank), **copies(facts, world), **weights}
+    return {
+        RETURNED: TWO,
+        LOSS: loss,
+        MESH: mesh_of(facts, world.rank, shape),
+        **copies(facts, world, shape),
+        **weights,
+    }
 
 
-def mesh_of(facts, rank):
+def mesh_of(facts, rank, shape):
     """Whether the ranks of a cut weight are those of the mesh, along tp and along dp."""
     cut = [fact for fact in facts if fact.name != EMBEDDING and not isinstance(fact.placement, Replicate)]
-    along = [next(ranks for ranks in SHAPE.groups(axis) if rank in ranks) for axis in ("tp", "dp")]
+    along = [next(ranks for ranks in shape.groups(axis) if rank in ranks) for axis in ("tp", "dp")]
     return AS_GIVEN if cut and [cut[0].cut_over.ranks, cut[0].sum_over.ranks] == along else ANOTHER
 
 
-def unsharded(facts):
-    """The full weights by name: one message has this rank's shards of all."""
-    cut = [fact for fact in facts if not isinstance(fact.placement, Replicate)]
-    wholes = {fact.name: fact.parameter.detach().clone() for fact in facts}
-    pieces = {fact.name: {} for fact in cut}  # by their place in the full weight
-    if cut:
-        group, shards = cut[0].cut_over, [fact.parameter.detach() for fact in cut]
-        everyones = comm.all_gather(torch.cat([x.flatten() for x in shards]), group).chunk(group.size)
-        for rank, of_rank in enumerate(everyones):
-            for fact, x, part in zip(cut, shards, of_rank.split([x.numel() for x in shards]), strict=True):
-                part = part.view(x.shape).to(x.dtype)
-                for dim, start, place, size in sections(fact.placement, x.shape, replace(group, rank=rank)):
-                    pieces[fact.name][place] = part.narrow(dim, start, size)
-    dims = {fact.name: fact.placement.dim for fact in cut}
-    return wholes | {name: torch.cat([x for _, x in sorted(of.items())], dims[name]) for name, of in pieces.items()}
-
-
-def copies(facts, world):
+def copies(facts, world, shape):
     """Whether copies are still equal, all ranks': by a sum of squares each. A tied embedding is on both stages."""
     parts = {
         REPLICAS: ("dp", facts),
@@ -150,20 +138,20 @@ def copies(facts, world):
         TIED: ("pp", [fact for fact in facts if fact.name == EMBEDDING]),
     }
     mine = torch.stack([sum(fact.parameter.detach().square().sum() for fact in some) for _, some in parts.values()])
-    everyones = comm.all_gather(mine[None], world).reshape(*SHAPE.sizes.values(), len(parts))
+    everyones = comm.all_gather(mine[None], world).reshape(*shape.sizes.values(), len(parts))
     found = {}
     for i, (what, (axis, _)) in enumerate(parts.items()):
-        here, there = everyones[..., i].unbind(SHAPE.axes.index(axis))
+        here, there = everyones[..., i].unbind(shape.axes.index(axis))
         found[what] = EQUAL if torch.allclose(here, there, rtol=1e-12) else DRIFT
     return found
 
 
-def reference(given):
+def reference(given, shape=SHAPE):
     _, loss, weights = by_one_process(given[0])
     right = {RETURNED: TWO, LOSS: loss, MESH: AS_GIVEN, REPLICAS: EQUAL, NORMS: EQUAL, TIED: EQUAL}
     return [
         right | {f"{name} {after}": weights[after][name] for after in (AFTER, UNCLIPPED) for name in names}
-        for names in names_of(given[0]["model"])
+        for names in names_of(given[0]["model"], shape)
     ]
 
 
@@ -232,24 +220,35 @@ def made_once(world, **sizes):
     return mesh, schedule, stages, facts_of(stages, mesh, schedule.rank_of)
 
 
-def by_parallelize(world, model, inputs, targets, max_norm):
+def by_parallelize(world, model, inputs, targets, max_norm, order="dp,pp,tp"):
     """By the library, with a different schedule and number of microbatches, without sequence parallelism."""
-    layout = Layout(dp=2, pp=2, tp=2, schedule="gpipe", microbatches=4)
+    layout = Layout(dp=2, pp=2, tp=2, order=order, schedule="gpipe", microbatches=4)
     ours = parallelize(model, Mesh(MeshShape(**layout.sizes), world), layout, make_sgd)
     return ours.step(inputs, targets, max_norm), ours.facts
 
 
-MISTAKES = """
-in the mesh of the facts:
-dp=2, pp=2, tp=2 => tp=2, pp=2, dp=2
-    You changed the mesh: a shard, or its copies, are on different ranks than on dp=2, pp=2, tp=2.
-        Leave the mesh as it is in the program.
+BOTH = """
 in the loss, norms and row biases on tp ranks, the tied embedding on the first and the last stage:
 (targets != -100).sum() => dp.size * (y != -100).sum()
 over[fact.sum_over] => over[dp]
     Both mistakes are still in it.
         One is in the loss: it is not the mean over all tokens that count. The second is in the sums: copies of norms
         and of the tied embedding drift apart.
+"""
+BOTH_OF_ROW = """
+in the loss, the tied embedding on the first and the last stage:
+return comm.all_reduce(result.loss, dp), facts => return result.loss, facts
+over[fact.sum_over] => over[dp if fact.crosses else fact.sum_over]
+    Both mistakes are still in it.
+        One is in the loss that is returned: each replica has a term of it. The second is in the sums: copies of the
+        tied embedding drift apart.
+"""
+MISTAKES = """
+in the mesh of the facts:
+dp=2, pp=2, tp=2 => tp=2, pp=2, dp=2
+    You changed the mesh: a shard, or its copies, are on different ranks than on dp=2, pp=2, tp=2.
+        Leave the mesh as it is in the program.
+in the loss, norms and row biases on tp ranks, the tied embedding on the first and the last stage:
 (targets != -100).sum() => dp.size * (y != -100).sum()
     Copies agree, but the loss is wrong: each dp rank divides by its own count, and the result is the mean of two means.
         A token counts more where fewer of them count. Every term has the same denominator, the global count.
@@ -301,6 +300,48 @@ or return comm.all_reduce(result.loss, dp), facts => return comm.all_reduce(resu
     A list of facts that repeats each is the same list of parameters.
 """
 
-EXERCISE = exercise(
-    globals(), points=3, right=(step_on_eight, by_parallelize), edited=(quick_step,), ranks=(8,), timeout_s=20
-)
+TASK = """
+The program is a different one, with two other mistakes. Its mesh stays as it is, too.
+
+```python
+{program}```
+"""
+FAULTS = {  # what stands in the right program, and what in the program of a row
+    "def step_on_eight": "def wrong_step",
+    "comm.all_reduce(p.grad, fact.sum_over)": "comm.all_reduce(p.grad, dp if fact.crosses else fact.sum_over)",
+    "return comm.all_reduce(result.loss, dp), facts": "return result.loss, facts",
+}
+
+
+def row(order="dp,pp,tp", both=BOTH):
+    """The exercise with the axes of the mesh in this order, and a program with these two mistakes."""
+    shape = MeshShape(**{axis: SHAPE.sizes[axis] for axis in order.split(",")})
+
+    def of_row(text):
+        as_sizes = ", ".join(f"{axis}={n}" for axis, n in shape.sizes.items())
+        return text.replace("dp=2, pp=2, tp=2", as_sizes)
+
+    named = {f.__name__: partial(f, shape=shape) for f in (inputs, body, reference)}
+    program = of_row(inspect.getsource(step_on_eight))
+    right = Edited(__name__, program, step_on_eight.__name__)
+    made = exercise(
+        globals() | named | {"MISTAKES": both + MISTAKES},
+        points=3,
+        right=(step_on_eight, partial(by_parallelize, order=order)),
+        edited=(quick_step,),
+        ranks=(8,),
+        timeout_s=20,
+    )
+    if shape == SHAPE:
+        return made
+    for old, new in FAULTS.items():
+        program = program.replace(old, new)
+    mistakes = (
+        replace(m, wrong=replace(m.wrong, text=of_row(m.wrong.text)), hint=of_row(m.hint)) for m in made.mistakes
+    )
+    also = (replace(one, text=of_row(one.text)) for one in made.right[2:])
+    rights, task = (right, made.right[1], *also), TASK.format(program=program).strip()
+    return replace(made, right=rights, mistakes=tuple(mistakes), task=task)
+
+
+EXERCISE = with_variants(row(), row("pp,dp,tp", BOTH_OF_ROW), row("tp,dp,pp", BOTH_OF_ROW))

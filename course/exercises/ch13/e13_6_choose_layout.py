@@ -1,9 +1,14 @@
 """13.6: a layout for 70B parameters on 64 GPUs, and the numbers that rule out three others."""
 
-from course.check.bill import ALL_HOLD, bill, costs_of, exceeded
+import inspect
+import re
+from dataclasses import replace
+from functools import partial
+
+from course.check.bill import ALL_HOLD, BOOK, Task, bill, costs_of, exceeded
 from course.check.compare import SEEN
-from course.check.edits import exercise
-from course.check.exercise import known_number, several
+from course.check.edits import Edited, exercise
+from course.check.exercise import ALL, Exercise, Mistake, known_number, several, with_variants
 from lib.layout import Layout
 
 PARTS = CHOICE, MEMORY, BUBBLE, BYTES = (
@@ -20,17 +25,13 @@ RULED_OUT = (
 )
 
 
-def inputs(generator, n):
-    """The numbers of the right program and of each wrong one, for each of the other layouts."""
-    wrong = (m.wrong.load()() for m in EXERCISE.mistakes if m.about != ("",))
-    return [{"known": [*zip(choose_layout(), *wrong, strict=True)][1:]}]
-
-
-def body(answer, group, given):
+def body(answer, group, given, task=BOOK):
     layout, *numbers = several(answer(), len(PARTS))
-    found = {CHOICE: exceeded(layout) if isinstance(layout, Layout) else "nothing" if layout is None else "no layout"}
-    if isinstance(layout, Layout) and found[CHOICE] != ALL_HOLD:
-        found[CHOICE + SEEN] = bill(layout)
+    found = {CHOICE: "nothing" if layout is None else "no layout"}
+    if isinstance(layout, Layout):
+        found[CHOICE] = exceeded(layout, task)
+        if found[CHOICE] != ALL_HOLD:
+            found[CHOICE + SEEN] = bill(layout, task)
     return found | {
         part: known_number(x, column) for part, x, column in zip(PARTS[1:], numbers, given["known"], strict=True)
     }
@@ -48,16 +49,15 @@ def choose_layout():
     return mine, a, b, c
 
 
-def but(layout):
+def but(layout, answer=choose_layout):
     """The right numbers, with a different layout."""
-    return lambda: (layout, *choose_layout()[1:])
+    return lambda: (layout, *answer()[1:])
 
 
-def by_the_bill():
-    """With replicas inside a node; rounded."""
-    several_stages = {"schedule": "interleaved", "stages_per_rank": 5}
-    layout = Layout(dp=2, pp=8, tp=4, order="pp,dp,tp", microbatches=32, **several_stages, **SLIM)
-    a, b, c = map(costs_of, RULED_OUT)
+def by_the_bill(layouts=RULED_OUT, task=BOOK):
+    """Rounded, with replicas that are neighbours."""
+    layout = replace(layouts[1], order="pp,dp,tp", schedule="interleaved", stages_per_rank=2)
+    a, b, c = (costs_of(one, task) for one in layouts)
     return [layout, round(a.memory_bytes / 1e9), round(b.bubble, 3), round(c.over_dp / 1e9, 1)]
 
 
@@ -94,7 +94,7 @@ sequence_parallel=True, zero=1, recompute="selective" => zero=1
         Sequence parallelism, selective recomputation, a smaller microbatch or a larger tp do; GPipe keeps all.
 pp=4, tp=8 => pp=8, tp=4
     It fits, but the GPUs wait too long: (p-1)/v of m + (p-1)/v units.
-        Take fewer stages, more microbatches, or several stages per rank. dp and m share 64 sequences: fewer replicas
+        Take fewer stages, more microbatches, or several stages per rank. dp and m share the sequences: fewer replicas
         leave more microbatches to each.
 zero=1 => zero=2
     Too much is sent between nodes: ZeRO-2 reduce-scatters the gradients of every microbatch.
@@ -137,8 +137,8 @@ in layout B:
 (32 + 8 - 1) => 32
     Layout B: you divided by m = 32, the useful part of the step.
         The bubble is a fraction of the step: of m + p - 1.
-=> (64 + 8 - 1)
-    Layout B: the 64 sequences are shared by two replicas.
+=> (2 * 32 + 8 - 1)
+    Layout B: the sequences are shared by the replicas.
         So each has 32 microbatches.
 (8 - 1) / (32 + 8 - 1) => 8 / (32 + 8)
     Layout B: you count p units until the pipeline is full.
@@ -167,19 +167,80 @@ in layout C:
     Layout C: a rank holds 1/(t·p) of the parameters.
         Tp also divides them.
 2 * (4 - 1) / 4 => 2 * (2 - 1) / 2
-    Layout C: that is right for two replicas.
+    Layout C: that is right for half as many replicas.
         C has d = 4.
 """
 
-EXERCISE = exercise(
-    globals(),
-    points=4,
-    right=(
-        choose_layout,
-        but(Layout(pp=8, tp=8, microbatches=64, **SLIM)),
-        but(Layout(2, 8, 4, microbatches=32, zero=1, schedule="interleaved", stages_per_rank=2, **SLIM)),
-        by_the_bill,
-    ),
-    ranks=(1,),
-    parts=PARTS,
+OTHER_LAYOUTS = (
+    Layout(pp=8, tp=8, microbatches=64, **SLIM),
+    Layout(2, 8, 4, microbatches=32, zero=1, schedule="interleaved", stages_per_rank=2, **SLIM),
 )
+
+# Where the program and the hints have the number of replicas, and of their microbatches.
+REPLICAS = (
+    r"dp=(\d+)",
+    r"12\)? / (\d+)",
+    r"c = (?:2 \* )?\((\d+) - 1\)",
+    r"c = (?:2 \* )?\(\d+ - 1\) / (\d+)",
+    r"\bd = (\d+)",
+    r"\((\d+) \* 32",
+)
+MICROBATCHES = r"microbatches=(\d+)", r"(\d+) \+ [48]\b", r"\bm = (\d+)", r"(?:/|all|has) (32)\b"
+
+TASK = """
+The cluster has {gpus} GPUs, and the global batch {sequences} sequences: {replicas:g} times as many replicas as in the
+table, each with {more:g} times as many microbatches. So the colleagues' layouts are {layouts}.
+"""
+
+
+def scaled(text: str, patterns: tuple[str, ...], factor: float) -> str:
+    """The text, in which the numbers that these patterns find are so many times as large."""
+
+    def larger(found: re.Match) -> str:
+        start, end = found.start(1) - found.start(), found.end(1) - found.start()
+        return f"{found[0][:start]}{factor * int(found[1]):g}{found[0][end:]}"
+
+    for pattern in patterns:
+        text = re.sub(pattern, larger, text)
+    return text
+
+
+def row(replicas: float = 1, more: float = 1) -> Exercise:
+    """The exercise with so many times the replicas, and so many times the microbatches in each."""
+    task = Task(int(64 * replicas), int(64 * replicas * more))
+
+    def of_row(text: str) -> str:
+        return scaled(scaled(text, REPLICAS, replicas), MICROBATCHES, more)
+
+    def larger(layout: Layout) -> Layout:
+        return replace(layout, dp=int(replicas * layout.dp), microbatches=int(more * layout.microbatches))
+
+    def mistake_of_row(one: Mistake) -> Mistake:
+        wrong = replace(one.wrong, text=of_row(one.wrong.text))
+        return replace(one, wrong=wrong, hint=of_row(one.hint), repair=of_row(one.repair))
+
+    program = Edited(__name__, of_row(inspect.getsource(choose_layout)), "choose_layout").load()
+    ruled_out = tuple(map(larger, RULED_OUT))
+    names = zip("ABC", ruled_out, strict=True)
+    layouts = ", ".join(f"{name} dp = {x.dp} with m = {x.microbatches}" for name, x in names)
+    made = exercise(
+        globals() | {"body": partial(body, task=task)},
+        points=4,
+        right=(
+            program if task != BOOK else choose_layout,
+            *(but(larger(other), program) for other in OTHER_LAYOUTS),
+            partial(by_the_bill, ruled_out, task),
+        ),
+        edited=(choose_layout,),
+        inputs=lambda generator, n: [{"known": known}],
+        ranks=(1,),
+        parts=PARTS,
+        task=" ".join(TASK.format(**task._asdict(), replicas=replicas, more=more, layouts=layouts).split()),
+    )
+    mistakes = tuple(map(mistake_of_row, made.mistakes))
+    # The numbers of the right program and of each wrong one, for each of the colleagues' layouts.
+    known = [*zip(program(), *(m.wrong.load()() for m in mistakes if m.about != ALL), strict=True)][1:]
+    return replace(made, mistakes=mistakes)
+
+
+EXERCISE = with_variants(replace(row(), task=""), row(replicas=2, more=1.5), row(replicas=4, more=1.25))

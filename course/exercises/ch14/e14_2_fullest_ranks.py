@@ -1,9 +1,11 @@
 """14.2: the memory of the rank with the highest peak in three layouts, in gigabytes."""
 
+import inspect
 from dataclasses import replace
+from functools import partial
 
-from course.check.edits import exercise
-from course.check.exercise import kind, known_number, several, word
+from course.check.edits import Edited, exercise
+from course.check.exercise import kind, known_number, several, with_variants, word
 from lib.cost.sizes import ModelShape
 from lib.planner import Cluster, Layout4D, Training, memory_bytes
 from lib.planner.training import GPUS, stack_for
@@ -14,11 +16,6 @@ LAYOUTS = {  # with the sequences of a step
     "C": (Layout4D(4, 1, 4, 4, 2, 1, 1, True, "full"), 256),
 }
 WHATS = ("the rank", "model states", "activations", "logits")
-
-
-def inputs(generator, n):
-    """The numbers of the right program and of each wrong one, in order of their places."""
-    return [{"known": [*zip(fullest_ranks(), *(m.wrong.load()() for m in EXERCISE.mistakes), strict=True)]}]
 
 
 def body(answer, group, given):
@@ -51,9 +48,9 @@ def fullest_ranks():
     )
 
 
-def by_the_planner():
+def by_the_planner(h=8192, s=4096, vocabulary=131_072):
     """Only a last rank has logits."""
-    rows, model, stack = [], ModelShape(8192, 64, 64, 2**17, 4096, tied=False), stack_for("megatron-lm", "h100")
+    rows, model, stack = [], ModelShape(h, 64, 64, vocabulary, s, tied=False), stack_for("megatron-lm", "h100")
     for layout, sequences in LAYOUTS.values():
         found = memory_bytes(Training(model, Cluster(GPUS["h100"], layout.gpus), stack, sequences), layout)
         states = found.parameters + found.gradients + found.optimizer
@@ -62,8 +59,8 @@ def by_the_planner():
     return rows
 
 
-def rounded():
-    return ("First", 16.9, 4.56, 0), ("first", 15.7, 10.8, 0), ("last", 31.4, 1.11, 3.76)
+def rounded(answer):
+    return tuple((end.capitalize(), *(float(f"{x:.3g}") for x in numbers)) for end, *numbers in answer())
 
 
 MISTAKES = """
@@ -211,13 +208,38 @@ acts_b, 0 => acts_b, 14 * s * vocabulary / 8 / 1e9
 """
 
 
-def of_its_entries(mistake):
-    """The entries that an edit changes must agree, and no others; the hint names the entry, if it is one."""
-    tables = zip(LAYOUTS, fullest_ranks(), mistake.wrong.load()())
-    changed = [f"layout {name}: {what}" for name, *rows in tables for what, x, y in zip(WHATS, *rows) if x != y]
-    of = f"L{changed[0][1:].partition(':')[0]}: " if len(changed) == 1 else ""
-    return replace(mistake, hint=of + mistake.hint, about=tuple(changed))
+BOOK, MORE_GB = "8192, 4096, 131_072", "1.6 GB"  # the sizes in the program; a number in a hint
 
 
-EXERCISE = exercise(globals(), points=3, right=(fullest_ranks, by_the_planner, rounded), ranks=(1,))
-EXERCISE = replace(EXERCISE, mistakes=tuple(map(of_its_entries, EXERCISE.mistakes)))
+def row(h=8192, s=4096, vocabulary=131_072):
+    """The exercise for a model of this width, sequence and vocabulary."""
+    made = exercise(globals(), points=3, right=(fullest_ranks, by_the_planner), inputs=list, ranks=(1,))
+    sizes, more_GB = f"{h}, {s}, {vocabulary}", f"{3 * 16 * 2 * 2 * s * h / 4 / 1e9:.1f} GB"
+    program = Edited(__name__, inspect.getsource(fullest_ranks).replace(BOOK, sizes), fullest_ranks.__name__).load()
+    right = program()
+
+    def of_its_entries(mistake):
+        """The entries that an edit changes must agree, and no others; the hint names the entry, if it is one."""
+        wrong = replace(mistake.wrong, text=mistake.wrong.text.replace(BOOK, sizes))
+        tables = zip(LAYOUTS, right, wrong.load()(), strict=True)
+        changed = [f"layout {name}: {what}" for name, *rows in tables for what, x, y in zip(WHATS, *rows) if x != y]
+        of = f"L{changed[0][1:].partition(':')[0]}: " if len(changed) == 1 else ""
+        return replace(mistake, wrong=wrong, hint=of + mistake.hint.replace(MORE_GB, more_GB), about=tuple(changed))
+
+    mistakes = tuple(map(of_its_entries, made.mistakes))
+    # The numbers of the right program and of each wrong one, in order of their places.
+    known = [*zip(right, *(m.wrong.load()() for m in mistakes), strict=True)]
+    return replace(
+        made,
+        right=(
+            fullest_ranks if sizes == BOOK.replace("_", "") else program,
+            partial(by_the_planner, h, s, vocabulary),
+            partial(rounded, program),
+        ),
+        mistakes=mistakes,
+        inputs=lambda generator, n: [{"known": known}],
+        task=f"The model has h = {h}, sequences of s = {s} tokens, and a vocabulary of V = {vocabulary:,}.",
+    )
+
+
+EXERCISE = with_variants(replace(row(), task=""), row(7168, 8192, 65_536), row(6144, 2048, 262_144))

@@ -1,11 +1,15 @@
 """14.3: why six layouts are refused, and the one change that each needs."""
 
-from functools import cache
+import inspect
+import re
+from dataclasses import replace
+from functools import cache, partial
 
 from course.check.compare import SEEN
-from course.check.edits import exercise
-from course.check.exercise import kind, several, word
+from course.check.edits import Edited, exercise
+from course.check.exercise import kind, several, with_variants, word
 from course.check.refusals import (
+    BROKEN,
     GPU_COUNT,
     NODE,
     NOTHING_BINDS,
@@ -25,23 +29,25 @@ COUNTS, MEMORY = ("heads", "layers", "batch", "node"), ("states", "activations")
 REFUSED = dict.fromkeys(MEMORY, "still too large")
 REFUSED |= {NODE: NODE, GPU_COUNT: GPU_COUNT, PIPELINE_ZERO3: PIPELINE_ZERO3, ROUNDS: ROUNDS}
 FOUND, HOLDS, NO_PAIRS = "what the planner says", "each is found and repaired", "no pairs"
+WORDS = "the words"  # of a wrong answer, and not judged: an answer to a different row is told by them
 
 
-def body(answer, group, given):
-    pairs = several(answer(), len(broken_layouts()))
+def body(answer, group, given, row=""):
+    pairs = several(answer(), len(BROKEN[row]))
     if all(pair is None for pair in pairs):
         return {FOUND: NO_PAIRS}
     for i, pair in enumerate(pairs):
-        found, figures = judged(i, pair)
+        found, figures = judged(i, pair, row)
         if found != HOLDS:
-            return {FOUND: found, SEEN: f"Layout {i + 1}: {figures}" if figures else f"Layout {i + 1}."}
+            seen = f"Layout {i + 1}: {figures}" if figures else f"Layout {i + 1}."
+            return {FOUND: found, WORDS: [several(pair, 2)[0] for pair in pairs], SEEN: seen}
     return {FOUND: HOLDS}
 
 
-def judged(i, pair):
+def judged(i, pair, row):
     """What is to be said of the pair for this layout, and the figures that show it."""
     said, repaired = several(pair, 2)
-    training, layout = broken_layouts()[i]
+    training, layout = broken_layouts(row)[i]
     right, figures = binds(training, layout)
     if not isinstance(said, str):
         return NO_PAIRS, f"got {kind(pair)}"
@@ -59,7 +65,7 @@ def judged(i, pair):
     still, why = binds(training, followed(new))
     if still != NOTHING_BINDS:
         return REFUSED.get(still, "a count still cannot be shared out"), why
-    late = step_s(training, followed(new)).total / fastest_s(i) - 1
+    late = step_s(training, followed(new)).total / fastest_s(i, row) - 1
     if late > SLOWER:
         return "slower", f"{layout_text(followed(new))}: {late:.0%} more seconds than with the best single change"
     return HOLDS, ""
@@ -77,9 +83,9 @@ def singles(layout):
 
 
 @cache
-def fastest_s(i):
+def fastest_s(i, row=""):
     """Of a step, with the best single change."""
-    training, layout = broken_layouts()[i]
+    training, layout = broken_layouts(row)[i]
     able = (one for one in singles(layout) if binds(training, one)[0] == NOTHING_BINDS)
     return min(step_s(training, one).total for one in able)
 
@@ -97,15 +103,18 @@ def repairs():
     return [(word, layout._replace(**change)) for (word, change), layout in zip(changes, broken)]
 
 
-def with_stages():
+def with_stages(answer=repairs, row=""):
     """Different changes; dp as it follows; plain tuples."""
-    pairs, broken = repairs(), [layout for _, layout in broken_layouts()]
-    pairs[1] = "layers", broken[1]._replace(pp=4, dp=4)
-    pairs[4] = "states", broken[4]._replace(pp=4, dp=2)
-    return tuple((word.upper(), tuple(layout)) for word, layout in pairs)
+    pairs = []
+    for (why, repaired), (_, broken) in zip(answer(), broken_layouts(row), strict=True):
+        if why in ("layers", "states"):
+            repaired = broken._replace(pp=4, dp=16 // broken.tp)
+        pairs.append((why.upper(), tuple(repaired)))
+    return tuple(pairs)
 
 
 MISTAKES = """
+in what the planner says:
 returns [word for word, _ in result]
     Return six pairs, one for each layout: the word for the limit, and the repaired layout.
 "batch" => "sequences"
@@ -157,4 +166,42 @@ or {"tp": 2} => {"tp": 4}
         Take the mildest change that fits.
 """
 
-EXERCISE = exercise(globals(), points=3, right=(repairs, with_stages), inputs=lambda generator, n: [{}], ranks=(1,))
+# In this order the program of a row has the book's changes.
+ORDERS = {"": (0, 1, 2, 3, 4, 5), "A": (4, 2, 0, 5, 1, 3), "B": (3, 5, 4, 1, 0, 2)}
+TASK = """
+The six layouts are these. `broken_layouts("{row}")` returns them.
+
+| | model | tp | pp | dp | b | ZeRO | sequences of a step |
+| --- | --- | --- | --- | --- | --- | --- | --- |
+{table}
+"""
+
+
+def of_row(text, row):
+    """The text of a program, with the lines of its changes in the order of the row."""
+    head, *changes, tail = re.split(r"(?<=\n)(?= {8}\(\")|(?<=\n)(?= {4}\]\n)", text)
+    ordered = "".join(changes[i] for i in ORDERS[row])
+    return f"{head}{ordered}{tail}".replace("broken_layouts()", f'broken_layouts("{row}")')
+
+
+def row(name=""):
+    """The exercise with the layouts of this row."""
+    program = Edited(__name__, of_row(inspect.getsource(repairs), name), "repairs").load() if name else repairs
+    table = [
+        f"| {i + 1} | {model} | {tp} | {pp} | {64 // (tp * pp)} | {rows} | {zero} | {sequences} |"
+        for i, (model, sequences, tp, pp, rows, zero) in enumerate(BROKEN[name])
+    ]
+    made = exercise(
+        globals() | {"body": partial(body, row=name)},
+        points=3,
+        right=(program, partial(with_stages, program, name)),
+        edited=(repairs,),
+        inputs=lambda generator, n: [{}],
+        ranks=(1,),
+        task=TASK.format(row=name, table="\n".join(table)).strip() if name else "",
+    )
+    wrong = (replace(m.wrong, text=of_row(m.wrong.text, name)) for m in made.mistakes)
+    return replace(made, mistakes=tuple(replace(m, wrong=w) for m, w in zip(made.mistakes, wrong, strict=True)))
+
+
+EXERCISE = with_variants(row(), row("A"), row("B"))
