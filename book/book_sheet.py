@@ -97,7 +97,8 @@ def sides() -> list[list[Band]]:
     first.append(Band([[Line(LETTERS, "label")]], (1,), begins=True))
     second = [heads[1], *(row for one in MODEL for row in card(one)), *map(line, SCHEDULES)]
     ranks, microbatches, _ = DRAWN
-    note = f"Pictures: {ranks} ranks, {microbatches} microbatches. {SPLIT_NOTE} {ENOUGH.words} m ≥ {ENOUGH.said()}."
+    enough = f"{ENOUGH.words} m\u00a0≥\u00a0{ENOUGH.said()}."
+    note = f"Pictures: {ranks} ranks, {microbatches} microbatches. {SPLIT_NOTE} {enough}"
     second.append(Band([[Line(note, "label"), Line(TOGETHER)]], (1,), begins=True))
     return [first, second]
 

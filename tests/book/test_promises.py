@@ -85,7 +85,7 @@ def test_each_exercise_begins_with_a_link_to_a_section_of_its_chapter():
     for path in sorted(ROOT.glob("solutions/*.md")):
         deeper = rf"{path.stem[:2]}b_\w+"
         begins = rf"From the (?:sections?|room) \[[^]]+\]\(\.\./chapters/({path.stem}|{deeper})\.ipynb#"
-        tasks = re.findall(r"^## (\d+\. .+)\n\n(.+)", read(path), re.M)
+        tasks = re.findall(r'^## (\d+\. .+)\n\n(?:<p class="effort">.+</p>\n\n)?(.+)', read(path), re.M)
         assert tasks, path
         found += [(path.name, title) for title, text in tasks if not re.match(begins, text)]
     assert found == []
