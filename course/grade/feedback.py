@@ -11,7 +11,7 @@ REVIEW = "REVIEW: "  # the beginning of a note that only the teacher sees
 
 
 def feedback(assignment: Assignment, given: dict[str, Any], total: float, words: dict[str, float]) -> str:
-    """The feedback for one student, in Markdown. For a hidden case it says only whether the answer passed.
+    """The feedback for one student, in Markdown. For a hidden case it has only a pass and points.
 
     Args:
         given: the student's grade.
