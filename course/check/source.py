@@ -1,8 +1,8 @@
 """Functions of a notebook file, without running the notebook.
 
 The problem: a check in a terminal could run the saved notebook, with every effect of its cells. The idea: read the
-file, and keep only definitions: imports, functions, classes and constants; and of other statements those that give or
-fill a name that the answer needs. Prints, tests at top level and magics are skipped, so they cannot fail.
+file, and keep only definitions: imports, functions, classes and constants, and each further statement that
+gives or fills a name that the answer needs. Prints, tests at top level and magics are skipped, so they cannot fail.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 
 from course.check.cells import MOST_CODE, NotebookError, defined_in, printable, read_cells, source
 from course.check.magics import is_command, not_python, parse
-from course.check.statements import Statement, names_of, needed, said_by
+from course.check.statements import Statement, names_of, needed_for, said_by
 
 _QUESTION = re.compile(r"\*\*([\w-]+)\*\* \(")
 _LOST = re.compile(r"NameError: name '(\w+)' is not defined")
@@ -46,9 +46,10 @@ class Notebook:
         notes: a sentence for each cell that could not be read.
         texts: question -> the answer in words that a person grades; "" if there is none.
         questions: question -> its own cell, in which somebody may have written the answer.
-        names: what its cells define or compute, and whether each is more than a stub.
-        elsewhere: name -> the place of a definition that is not read, and why; of an import, too.
+        names: of functions, classes and values, and whether each is more than a stub.
+        elsewhere: name -> the place of its import, or of a definition that is not read, and why.
         files: the files that the notebook reads definitions from, and where.
+        again: name -> the place of a definition below the last check of that name.
         asked: exercise -> points, of a homework's notebook.
     """
 
@@ -62,6 +63,7 @@ class Notebook:
     names: dict[str, bool] = field(default_factory=dict)
     elsewhere: dict[str, str] = field(default_factory=dict)
     files: tuple[str, ...] = ()
+    again: dict[str, str] = field(default_factory=dict)
 
     def statements(self) -> list[Statement]:
         """Those of all cells that parse, in their order."""
@@ -74,7 +76,7 @@ class Notebook:
         lost = {name: given[name] for name in _LOST.findall(hint) if name in given}
         starts = _starting(statements)
         why = {name: _why_lost(name, s, starts) for name, s in lost.items()}
-        for_answer = {id(s): s for s in needed(statements, _names_in(wanted))}
+        for_answer = {id(s): s for s in needed_for(statements, _names_in(wanted))}
         for s in (s for s in for_answer.values() if not _may_run(s, starts)):
             for name in s.gives | s.fills:
                 why.setdefault(name, f"{name} comes from {s.where}, {_NOT_RUN}")
@@ -96,7 +98,7 @@ class Notebook:
         return name in self.names
 
     def checked(self, exercise_id: str) -> str:
-        """The answer that its last check of this exercise names, if the notebook has what the answer consists of."""
+        """The answer that its last check of this exercise names, if the notebook has all names in it."""
         found = [answer for asked, answer, _ in self.checks if asked == exercise_id]
         given = self.names.keys() | self.elsewhere.keys() | {*dir(builtins)}
         begun = bool(found) and self.names.get(found[-1], True) and _names_in(found[-1]) <= given
@@ -108,7 +110,7 @@ class Notebook:
         What is defined again below the last check of an answer does not change this answer.
 
         Args:
-            wanted: an answer, for which statements that it needs are run, too.
+            wanted: an answer; statements that it needs are run.
         """
         names, failed = self._run(wanted)
         return names, [f"{s.where}: {error}" for s, error in failed]
@@ -120,7 +122,9 @@ class Notebook:
             linecache.cache[title] = (len(text), None, text.splitlines(keepends=True), title)
         statements = self.statements()
         starts, said = _starting(statements), said_by(statements)
-        also = {id(s) for s in needed(statements, _names_in(wanted)) if not s.is_definition and _may_run(s, starts)}
+        also = {
+            id(s) for s in needed_for(statements, _names_in(wanted)) if not s.is_definition and _may_run(s, starts)
+        }
         checked = [k for k, s in enumerate(statements) if wanted and any(x == wanted for _, x, _ in _checks(s, said))]
         for k, s in enumerate(statements):
             if not s.is_definition and id(s) not in also:
@@ -128,7 +132,7 @@ class Notebook:
             is_below = bool(checked) and k > checked[-1] and not (s.is_function and wanted in s.gives)
             if is_below and names.keys() & (s.gives | s.fills):
                 continue
-            # A computed statement may ask for it, as the kernel of a notebook is asked.
+            # `if __name__ == "__main__":` holds in a notebook.
             names["__name__"] = f"notebook {self.name}" if s.is_definition else "__main__"
             try:
                 exec(s.code, names)
@@ -145,10 +149,10 @@ class Answer:
     name: str
 
     def load(self) -> Callable:
-        """Run what the notebook defines and this answer needs, and return this function or class.
+        """Run the definitions and all that this answer needs, and return this function or class.
 
         Raises:
-            NameError: it cannot be defined, or what it needs cannot be computed.
+            NameError: it cannot be defined, or a line that it needs fails.
         """
         names, failed = self.notebook._run(self.name)
         notes = [f"{s.where}: {error}" for s, error in failed]
@@ -211,12 +215,15 @@ def read_notebook(path: str) -> Notebook:
     asked = about.get("exercises")
     asked = {i: x for i, x in asked.items() if isinstance(x, (int, float))} if isinstance(asked, dict) else {}
     texts, questions = _texts(every)
-    read = tuple(cells), tuple(checks), tuple(notes), texts, asked, questions, names, elsewhere, tuple(files)
+    last = {answer: k for k, s in enumerate(statements) for _, answer, _ in _checks(s, said)}
+    below = (s for k, s in enumerate(statements) if s.is_function and any(k > last.get(name, k) for name in s.gives))
+    again = {name: s.where for s in below for name in s.gives}
+    read = tuple(cells), tuple(checks), tuple(notes), texts, asked, questions, names, elsewhere, tuple(files), again
     return Notebook(name, *read)
 
 
 def _in_text(cells: list[dict], name: str) -> dict[str, str]:
-    """Name -> its place, of what cells define that are no code."""
+    """Name -> its place, of definitions in cells that are no code."""
     found: dict[str, str] = {}
     for number, cell in enumerate(cells, 1):
         if (kind := cell.get("cell_type")) != "code" and len(text := source(cell)) <= MOST_CODE:
@@ -274,7 +281,7 @@ def _texts(cells: list[dict]) -> tuple[dict[str, str], dict[str, str]]:
 
 
 def _checks(statement: Statement, said: Mapping[str, str]) -> list[tuple[str, str, str]]:
-    """`check("03.1", average_gradients)` anywhere in a statement; `said`: name -> the text that it stands for."""
+    """`check("03.1", average_gradients)` anywhere in a statement; `said`: name -> its text."""
 
     def text_of(node: ast.expr | None) -> str:
         if isinstance(node, ast.Name):

@@ -143,7 +143,7 @@ def names_of(code: CodeType) -> set[str]:
     return {i.argval for i in dis.get_instructions(code) if i.opname in asked}.union(*inner)
 
 
-def needed(statements: list[Statement], names: set[str]) -> list[Statement]:
+def needed_for(statements: list[Statement], names: set[str]) -> list[Statement]:
     """The statements that give or fill these names, or names that such statements need; in their order."""
     sets = {name: s.sets for s in statements if s.is_function for name in s.gives if s.sets}
     imported = {name for s in statements if s.is_import for name in s.gives}

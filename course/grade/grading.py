@@ -197,6 +197,10 @@ def _answer(exercise: Exercise, notebooks: list[Notebook], notes: list[str]) -> 
         notes.append(
             f"{exercise.id}: {exercise.title} counts, and the last check in {holders[-1].name} names {checked[-1][1]}"
         )
+    if holders and (where := holders[-1].again.get(exercise.title)):
+        notes.append(
+            f"{exercise.id}: {where} defines {exercise.title} again, below its check: nbgrader judges it above"
+        )
     return Answer(holders[-1], exercise.title) if holders else None
 
 

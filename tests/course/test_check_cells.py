@@ -2,9 +2,11 @@
 
 import ast
 import json
+import re
 
 import pytest
 
+from course.check.__main__ import main
 from course.check.cells import NotebookError, read_cells
 from course.check.judge import judge
 from course.check.magics import as_python, parse
@@ -199,6 +201,19 @@ def test_a_check_that_names_nothing(tmp_path):
     )
     assert [asked for asked, *_ in read.checks] in (["3"], ["3", "03.9"]) and read.checked("03.1") == ""
     assert read_notebook(notebook(tmp_path, "check('03.9', nobody)")).checked("03.9") == ""
+
+
+def test_the_terminal_says_where_an_answer_is_and_what_it_lacks(tmp_path, capsys, own_progress):
+    """Each check is judged with what is above it."""
+    again = "def k(): return {}\n" + F.replace(" 2 ", " k() ")
+    cells = [again.format(2), CHECK, again.format(3).replace("def f", "def g"), "check('03.9', g)"]
+    cells += ["TABLE = !ls\n" + WITH.replace("def f", "def h"), "check('3.9', lambda p, b, n: h(p, b, n))"]
+    cells += ["%%bash\ndef mine(): pass", "check('03.9', mine)"]
+    assert main([notebook(tmp_path, *cells), "03.9"]) == 1
+    first, second, third, fourth = re.split(r"^(?=PASS|FAIL)", capsys.readouterr().out, flags=re.MULTILINE)[1:]
+    assert first.startswith("PASS") and second.startswith("FAIL")
+    assert "TABLE comes from 0.ipynb, code cell 5, line 1, which is not run" in third
+    assert "mine is not defined. mine is in 0.ipynb, code cell 7, which begins with %%bash" in fourth
 
 
 # ---- IPython's commands ---------------------------------------------------------------------------------------------
