@@ -139,7 +139,10 @@ LOST = {
     "a magic": (["TABLE = %env", WITH], "TABLE comes from 0.ipynb, code cell 1, line 1, which is not run"),
     "ranks": (["from lib.launch import run\nTABLE = run(3, len)", WITH], "TABLE comes from 0.ipynb, code cell 1, line"),
     "input": (["TABLE = {}\nTABLE[4] = int(input())", WITH], "TABLE comes from 0.ipynb, code cell 1, line 2"),
-    "await": (["async def g(): return {}", "TABLE = await g()", WITH], "TABLE comes from 0.ipynb, code cell 2, line 1"),
+    "await": (
+        ["async def g(): return {}", "TABLE = await g()", WITH],
+        "TABLE comes from 0.ipynb, code cell 2, line 1, which is not run",
+    ),
     "a function that fills": (
         ["TABLE = {}\ndef fill(t): t[4] = 1.5", "fill(TABLE)", WITH],
         "TABLE is passed to fill in 0.ipynb, code cell 2, line 1, which is not run.",
