@@ -7,6 +7,6 @@ from collections.abc import Mapping
 from lib.runtime.hang import STILL_S, WAITING, AwaitedCall, View
 
 
-def report_of(waits: Mapping[int, AwaitedCall]) -> str:
+def hang_report(waits: Mapping[int, AwaitedCall]) -> str:
     """The report in Markdown, where each rank waits in such a call."""
     return f"```text\n{View(dict.fromkeys(waits, WAITING), waits).explain(STILL_S)}\n```"

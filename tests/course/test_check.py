@@ -85,6 +85,13 @@ def test_each_mistake_is_named(exercise_id):
         assert tried and not unlike(tried), (row, unlike(tried))
 
 
+def test_only_rows_differ_from_the_task_of_the_book():
+    for exercise in EXERCISES.values():
+        tasks = [one.task for one in exercise.variants if exercise.chapter != "15"]
+        assert len({*tasks}) == len(tasks) and all(tasks), exercise.id
+        assert not (tasks and exercise.task), f"{exercise.id} of the book has the text of a row"
+
+
 def test_an_answer_to_another_row_is_named():
     """In a homework that varies an exercise, a copied answer gets no points, and is told whose task it is for."""
     exercise = find("02.4")

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from course.check.exercise import Exercise, with_variants
-from course.check.hung import report_of
+from course.check.hung import hang_report
 from course.check.table import findings
 from lib.pipeline.schedules.action import Schedule
 from lib.pipeline.schedules.gpipe import gpipe
@@ -113,7 +113,7 @@ def report(rank: int, k: int) -> str:
         sequences, source = (1, r - 1) if r > rank else (4 - (k if r == rank else 0), r + 1)
         what = f"recv from {source}, float64[{sequences}, 32, 32]"
         waits[r] = AwaitedCall(what, FORWARD if r > rank else BACKWARD, (source,), (source,), for_s=2.1)
-    return report_of(waits)
+    return hang_report(waits)
 
 
 def table(rank: int, swapped: tuple[int, int]) -> str:

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from course.check.exercise import Exercise, with_variants
-from course.check.hung import report_of
+from course.check.hung import hang_report
 from course.check.table import findings
 from lib.pipeline.lower import lower, other_end
 from lib.pipeline.schedules.action import RECVS, SENDS, Action, Schedule
@@ -36,7 +36,7 @@ def report(lost: str) -> str:
         peer, size = other_end(action).stage, 16 * (action.microbatch + 1)
         what, where = f"{call} {way} {peer}, float32[{size}]", WHERE.format(line=line, call=call)
         waits[rank] = AwaitedCall(what, where, (peer,), (peer,), for_s=2.1)
-    return report_of(waits)
+    return hang_report(waits)
 
 
 MISTAKES = """

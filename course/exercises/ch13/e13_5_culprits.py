@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from course.check.exercise import Exercise, with_variants
-from course.check.hung import report_of
+from course.check.hung import hang_report
 from course.check.table import findings
 from lib.mesh import MeshShape
 from lib.runtime.hang import AwaitedCall
@@ -62,7 +62,7 @@ def report(first: int, size: int, late: int) -> str:
         )
         peers = (rank, *missing)
         waits[rank] = AwaitedCall(f"all_reduce sum float32{call}", WHERE, peers, missing, for_s=2.0)
-    return report_of(waits)
+    return hang_report(waits)
 
 
 def row(skips: int, astray: int) -> Exercise:
