@@ -65,7 +65,7 @@ def exercise(
     same_as: Callable | None = None,
     **more: Any,
 ) -> Exercise:
-    """The exercise of a file, in which `inputs`, `body`, `decide`, `reference` and a list `MISTAKES` have these names.
+    """The exercise of a file, where `inputs`, `body`, `compared`, `reference` and a list `MISTAKES` have these names.
 
     `FACTS` are results that are right on every rank and with all inputs: `reference` leaves them out. `ALSO_RIGHT` has
     further right programs, in the form of a list of mistakes: each has a remark as its hint. `EQUIVALENT` has
@@ -79,7 +79,7 @@ def exercise(
         same_as: without a `body`, a function with the right results for the same arguments.
         more: further fields of an `Exercise`.
     """
-    given = {name: names[name] for name in ("inputs", "body", "reference", "decide") if name in names}
+    given = {name: names[name] for name in ("inputs", "body", "reference", "compared") if name in names}
     title = more.pop("title", None) or right[0].__name__
     named = {"id": names["__doc__"].partition(":")[0], "title": title} | given | more
     if facts := names.get("FACTS"):

@@ -41,7 +41,7 @@ class Mistake:
         wrong: the program, called like the answer. Where a rank may return anything, it returns `ANYTHING`.
         about: only the entries whose names contain one of these words must agree; by default all entries.
         hangs: the program does not return; the calls that its ranks wait in tell that it is this mistake.
-        repair: what to do: told by `hint()`, or when the mistake is met again; "" where the hint has said it all.
+        repair: what to do: for `hint()`, and when the mistake is met again; "" where the hint has said it all.
     """
 
     hint: str
@@ -75,9 +75,9 @@ class Exercise:
         mistakes: a FAIL prints the hint of the first that fits.
         reference: inputs -> the results of each rank, computed by one process; None: the results of the first right
             program.
-        decide: (results of a rank, its inputs) -> the results that are compared. It runs where the judge is: an answer
-            cannot reach what it compares with, as it could in `body`.
-        withheld: entries of the inputs that ranks do not get, for `decide` and `reference`.
+        compared: (results of a rank, its inputs) -> the results that the judge compares. It runs in the process of the
+            judge, so that no answer can reach the right results; `body` runs in the process of the answer.
+        withheld: entries of the inputs that ranks do not get, for `compared` and `reference`.
         ranks: number of ranks of each case; 2 is left out where a wrong program is right with two.
         parts: words; for each, the entries whose names contain it are a case with its own points.
         tolerances: word → tolerance of the tensors in entries whose names contain it, relative to the largest element;
@@ -98,7 +98,7 @@ class Exercise:
     mistakes: tuple[Mistake, ...]
     right: tuple[Callable, ...] = ()
     reference: Callable[[list[Data]], list[Data]] | None = None
-    decide: Callable[[Data, Data], Data] | None = None
+    compared: Callable[[Data, Data], Data] | None = None
     withheld: tuple[str, ...] = ()
     ranks: tuple[int, ...] = (3, 4)
     parts: tuple[str, ...] = ("",)

@@ -70,7 +70,7 @@ def _load(answer: Answer | Edited) -> Callable:
 
 def in_ranks(exercise: Exercise, answers: Sequence[Callable], inputs: list[Data]) -> list[list[Data] | NoAnswer]:
     """For each answer, the results of all ranks, or the reason why there are none."""
-    return decided(exercise, _in_ranks(exercise, answers, for_ranks(exercise, inputs)), inputs)
+    return as_compared(exercise, _in_ranks(exercise, answers, for_ranks(exercise, inputs)), inputs)
 
 
 def for_ranks(exercise: Exercise, inputs: list[Data]) -> list[Data]:
@@ -78,18 +78,18 @@ def for_ranks(exercise: Exercise, inputs: list[Data]) -> list[Data]:
     return [{name: x for name, x in given.items() if name not in exercise.withheld} for given in inputs]
 
 
-def decided(
+def as_compared(
     exercise: Exercise, outcomes: list[list[Data] | NoAnswer], inputs: list[Data]
 ) -> list[list[Data] | NoAnswer]:
-    """What ranks returned, as it is compared: each rank's results after `exercise.decide`."""
-    if not exercise.decide:
+    """What ranks returned, as it is compared: each rank's results after `exercise.compared`."""
+    if not exercise.compared:
         return outcomes
 
     def each(got: list[Data] | NoAnswer) -> list[Data] | NoAnswer:
         if isinstance(got, NoAnswer):
             return got
         try:
-            return [exercise.decide(found, given) for found, given in zip(got, inputs, strict=True)]
+            return [exercise.compared(found, given) for found, given in zip(got, inputs, strict=True)]
         except Exception as error:  # an answer that took over its rank may return anything
             return NoAnswer(FAIL, f"The result of your function cannot be read: {type(error).__name__}: {error}")
 

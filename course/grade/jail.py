@@ -37,7 +37,7 @@ import course.exercises
 import course.practise
 from course.check.compare import Data
 from course.check.exercise import Exercise
-from course.check.running import FAIL, NoAnswer, decided, for_ranks, in_ranks
+from course.check.running import FAIL, NoAnswer, as_compared, for_ranks, in_ranks
 from course.grade import refused, sight
 from course.grade.returns import MOST_BYTES, pack, unpack
 from lib.runtime import server
@@ -153,7 +153,7 @@ class Jail:
             return [NoAnswer(FAIL, why)] * len(answers)
         if faults := [x.hint for x in outcomes if isinstance(x, NoAnswer) and x.fault]:
             raise JailError(faults[0])
-        return decided(exercise, outcomes, inputs)
+        return as_compared(exercise, outcomes, inputs)
 
     def close(self) -> None:
         """End it, with all of its processes and files."""

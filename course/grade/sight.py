@@ -1,8 +1,8 @@
-"""What a jail sees of the disk: Python and the library, and nothing else of the machine.
+"""The disk of a jail: Python and the library, and nothing else of the machine.
 
-The problem: a student's code may read a classmate's answer or a second copy of the book, write into a folder that is
-open to all, and speak to a service of the machine through a socket that is a file. And Python may be in a home that is
-closed to the user who runs that code. The idea: processes of the jail get a root of their own, an empty folder in
+The problem: a student's code could read the answer of a classmate or a second copy of the book, write into a folder
+that is open to all, and send to a service of the machine through a socket that is a file. Python may be in a home that
+is closed to the user who runs this code. The idea: processes of the jail get a separate root. It is an empty folder in
 memory, in which only the folders that programs need are mounted, read-only. Outside the jail nothing changes.
 """
 
@@ -48,7 +48,7 @@ def needed() -> list[Path]:
     found = {Path(one).resolve() for one in sys.path if one and Path(one).is_dir()} - {
         Path("/proc/self/cwd").resolve()
     }
-    # Of the book Python reads only these packages, whatever a program has added to its path.
+    # Of the book Python reads only these packages, also where a program added to its path.
     found = places | {one for one in found if book not in (one, *one.parents) or places & {*one.parents}}
     found |= _of_libraries()
     return sorted(one for one in found if not any(other in one.parents for other in found))
@@ -64,11 +64,11 @@ def _of_libraries() -> set[Path]:
 def own_root(open_to_all: Iterable[str] = (), most_bytes: int = 2**20) -> bool:
     """For this process and its children, the disk is the folders of `needed` and of the system, all read-only.
 
-    Of each copy of the book that Python can import, they see no right program. Where the system forbids such a view, as
+    No copy of the book that Python can import has a right program there. Where the system forbids such a view, as
     in most containers, nothing changes; returns whether it allows it.
 
     Args:
-        open_to_all: folders where every user may write: here each is in memory, and has what is needed in it.
+        open_to_all: folders where every user may write: here each is in memory, with the needed folders in it.
         most_bytes: size of each of them.
     """
     system = [Path(one) for one in _SYSTEM if os.path.isdir(one) and not os.path.islink(one)]
@@ -81,7 +81,7 @@ def own_root(open_to_all: Iterable[str] = (), most_bytes: int = 2**20) -> bool:
     writable = [Path(place) for place in open_to_all if os.path.isdir(place)]
     if not new_view():
         return False
-    root = Path(tempfile.gettempdir()).resolve()  # the new root covers it: what is below must be open before
+    root = Path(tempfile.gettempdir()).resolve()  # the new root covers it: folders below must be open before
     opened = {path: os.open(path, os.O_PATH) for path in (*folders, *devices)}
     before = os.umask(0o022)  # all folders on the way are open
     try:
@@ -168,12 +168,12 @@ def unreadable(uid: int) -> Path | None:
 
 
 def can_read(path: Path, uid: int) -> bool:
-    """Whether that user can read a file, or reach the entries of a folder, in a root of its own."""
+    """Whether that user can read a file, or reach the entries of a folder, in such a root."""
     return in_child(lambda: (own_root(), _read(path, uid)))
 
 
 def may_read(path: Path, uid: int) -> bool:
-    """The same, by the permissions alone: what is private should not depend on a root that hides it."""
+    """The same, by the permissions alone: no private folder should depend on a root that hides it."""
     return in_child(lambda: _read(path, uid))
 
 

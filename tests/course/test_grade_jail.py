@@ -20,7 +20,7 @@ import torch
 
 import lib
 from course.check.catalogue import EXERCISES
-from course.check.running import NoAnswer, decided, for_ranks
+from course.check.running import NoAnswer, as_compared, for_ranks
 from course.grade import jail, sight
 from course.grade.__main__ import USER
 from course.grade.assignment import read_assignment
@@ -234,10 +234,10 @@ def test_an_error_that_a_students_code_wrote_is_for_the_teacher(tmp_path, monkey
 
 
 def test_what_decides_is_not_where_the_answer_is():
-    """`decide` has what is right, and runs in the process of the judge."""
+    """`compared` has what is right, and runs in the process of the judge."""
     exercise = EXERCISES["14.6"]
     sent = {f.__qualname__ for f in reached(exercise.body)}
-    assert "regrets" in {f.__qualname__ for f in reached(exercise.decide)} - sent
+    assert "regrets" in {f.__qualname__ for f in reached(exercise.compared)} - sent
 
 
 @pytest.mark.parametrize("exercise_id", [i for i, e in EXERCISES.items() if e.withheld])
@@ -253,5 +253,5 @@ def test_what_cannot_be_decided_is_no_answer():
     exercise = replace(EXERCISES["14.6"], ranks=(1,))
     inputs = exercise.inputs(torch.Generator().manual_seed(1), 1)
     for forged in ({}, {"what was returned": 3}, {"what was returned": [[[1], 2, 3]] * 3}):
-        (got,) = decided(exercise, [[forged]], inputs)
+        (got,) = as_compared(exercise, [[forged]], inputs)
         assert isinstance(got, NoAnswer) and got.hint.startswith("The result of your function cannot be read")

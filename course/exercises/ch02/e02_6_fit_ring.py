@@ -39,7 +39,7 @@ def body(answer, group, given):
     return found
 
 
-def decide(found, given):
+def compared(found, given):
     for machine, link in zip(given["machines"], given["links"], strict=True):
         fitted = named(machine, found[f"{machine['n']} ranks: what was returned"], link)
         found |= {name: known_number(found[name], [right], SLACK) for name, right in fitted.items()}

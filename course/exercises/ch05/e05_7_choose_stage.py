@@ -14,7 +14,7 @@ from lib.cost import state_bytes, zero_wire_bytes
 from lib.cost.sizes import RECIPES
 
 PARTS = CHOICE, SENT, DEFENCE = ("the choice", "the bytes", "the defence")
-HOLDS, TOLD = "right", "what was returned"
+HOLDS, TOLD = "right", "all that the answer returned"
 PLAIN, ONE, TWO, TWO_ONCE = "plain", "zero-1", "zero-2", "zero-2, once"
 THREE, THREE_ONCE, THREE_KEPT = "zero-3", "zero-3, once", "zero-3, kept"
 STAGES = {PLAIN: 0, ONE: 1, TWO: 2, TWO_ONCE: 2, THREE: 3, THREE_ONCE: 3, THREE_KEPT: 3}
@@ -94,7 +94,7 @@ def body(answer, group, given):
     return {TOLD: [[*several(answer(case, proposed), 5)] for case, proposed in given["cases"]]}
 
 
-def decide(told, given):
+def compared(told, given):
     found = {part: [] for part in PARTS}
     each = zip(told[TOLD], given["cases"], given["right"], strict=True)
     for (way, m, sent, why, number), (case, proposed), ((least, reason, by), best) in each:

@@ -96,7 +96,7 @@ def told(result):
     return [[*found] if found else "nothing" if layout is None else "no layout", loss, reason]
 
 
-def decide(found, given):
+def compared(found, given):
     verdicts = {CHOICE: HOLDS, REASON: HOLDS, LOSS: []}
     for cluster, (layout, loss, reason) in zip(given["clusters"], found[TOLD], strict=True):
         trainings = either_way(cluster)

@@ -30,7 +30,7 @@ def body(answer, group, given):
     return found | dict(zip(PARTS[2:], (gradients, messages), strict=True))
 
 
-def decide(found, given):
+def compared(found, given):
     numbers = zip(PARTS[2:], given["known"], strict=True)
     return found | {part: known_number(found[part], known) for part, known in numbers}
 
