@@ -801,7 +801,7 @@ def test_exercises_without_new_numbers_are_named(monkeypatch):
     assert not [i for i in same_for_all if any(i in one.points for one in ASSIGNMENTS.values())]
     assert f"All but {' and '.join(same_for_all)} of these have rows" in page
     more = [i for i, exercise in EXERCISES.items() if exercise.variants and i not in alike]
-    assert f"Exercises {' and '.join(more)} also have rows:" in page
+    assert f"Exercises {', '.join(more[:-1])} and {more[-1]} also have rows:" in page
 
 
 def test_the_handout_of_a_row_shows_its_sick_program_in_full():
