@@ -192,7 +192,8 @@ def _published(exercise: Exercise) -> dict[str, Prints]:
     for right in (right for one in exercise.rows.values() for right in one.right):
         program = inspect.unwrap(getattr(right, "func", right))
         is_text = inspect.isfunction(program) or inspect.isclass(program)
-        if is_text and (path := inspect.getsourcefile(program)):
+        path = inspect.getsourcefile(program) if is_text else None
+        if path and Path(path).is_file():  # else it was made while Python ran
             found[f"{Path(path).name}, {program.__name__}"] = prints(_file(path), program.__name__)
     return {name: own for name, own in found.items() if own}  # a program in another one is none of its file
 

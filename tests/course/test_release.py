@@ -113,6 +113,7 @@ def needed_by(asked):
         "e03_7_train_replicas": ("e03_4_accumulate", "e08_4_accumulate"),
         "e03_4_accumulate": ("e08_4_accumulate",),
         "e12_1_later": ("queued",),
+        "e13_4_step_on_eight": ("gathered",),
     }
     return {"__init__", *stems, *(other for stem in stems for other in more.get(stem, ()))}
 

@@ -97,7 +97,7 @@ def graded(tmp_path_factory):
     assignment = read_assignment(str(folder / "hw.json"))
     ((_, given),) = homework(ROOT, "solutions", assignment).items()
     (check,) = [cell.source for cell in given.cells if cell.metadata.get("nbgrader", {}).get("grade")]
-    (test,) = [cell.source for cell in for_otter(given).cells if "verdict(" in cell.source]
+    (test,) = [cell.source for cell in for_otter(given, ()).cells if "verdict(" in cell.source]
     runs = []
     for name, (answer, checked, *_) in NOTEBOOKS.items():
         book = of_student(given, answer, checked)
