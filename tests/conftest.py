@@ -9,6 +9,7 @@ import tempfile
 import textwrap
 import threading
 import time
+import zipfile
 from multiprocessing import resource_tracker
 from pathlib import Path
 
@@ -310,3 +311,16 @@ def opened(browser, tmp_path):
     for context in contexts:
         context.close()
     assert complaints == []
+
+
+@pytest.fixture(scope="session")
+def released(tmp_path_factory):
+    """Folders of all homeworks, the zips beside what is in them: it takes seconds."""
+    from course.release.__main__ import main
+
+    out = tmp_path_factory.mktemp("release")
+    assert main([*map(str, sorted(ROOT.glob("course/assignments/*.json"))), "--out", str(out)]) == 0
+    for path in out.glob("*/*.zip"):
+        with zipfile.ZipFile(path) as archive:
+            archive.extractall(path.with_suffix(""))
+    return out

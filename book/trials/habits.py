@@ -233,6 +233,13 @@ REFUSED = [
         (*DDP, "ZeRO1"),
     ),
     Refused(
+        "freeze a parameter that has a gradient, and skip before `finish()`",
+        "`p.grad = None` where you freeze it",
+        of_loop([*AVERAGED, ("freeze", 2, True), ("backward", "sends"), ("clear", "p.grad.zero_()"), ("finish",)]),
+        "was frozen while it had a gradient",
+        ("BucketedDDP", "ZeRO1", "ZeRO2", "FSDP"),
+    ),
+    Refused(
         "clip before `finish()`",
         "`model.finish()`, then clip",
         of_loop([("backward", "sends"), ("clip", 1.0)]),

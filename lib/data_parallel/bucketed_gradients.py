@@ -63,6 +63,12 @@ class Progress(Enum):
     STARTED = "`start` returned their sums, and the next microbatch may come"
 
 
+FROZEN_WITH_GRADIENT = (
+    "a parameter was frozen while it had a gradient, which a backward that is given up before finish() would lose, and "
+    "one process would go on to step it: set its p.grad = None where you freeze it, or call finish() before you clear"
+)
+
+
 class Gradients(GradientSums):
     """Sum gradients in buckets, started inside backward.
 
@@ -170,6 +176,8 @@ class Gradients(GradientSums):
     def forget_cleared(self) -> None:
         if not any(bucket.gone() or bucket.zeroed() for bucket in self.buckets):
             return
+        if self.begun or self.state is not State.SUMMED:  # a backward came, whose gradients are dropped here
+            self._check_frozen()
         if not self.begun:
             for line in self._lines:
                 line.forget_cleared()
@@ -178,7 +186,14 @@ class Gradients(GradientSums):
         elif all(bucket.held() == bucket.gone() | bucket.zeroed() for bucket in self.buckets):
             self.give_up()  # otherwise finish() forgets them
 
+    def _check_frozen(self) -> None:
+        """Raise RuntimeError if a frozen parameter has a gradient: one process would go on to step it."""
+        held = ((bucket, i) for bucket in self.buckets for i in range(len(bucket.params)))
+        if any(i in bucket.held() or bucket.holds_sum(i) for bucket, i in held if not bucket.params[i].requires_grad):
+            raise RuntimeError(FROZEN_WITH_GRADIENT)
+
     def give_up(self) -> None:
+        self._check_frozen()
         # Other ranks may wait for sums of parameters that this rank did not reach or does not use.
         self._end_lines(Progress.SENDING)
         for bucket in self.buckets:
@@ -258,6 +273,8 @@ class _Line:
     def fill(self, bucket: Bucket) -> None:
         """Take the gradients that backward did not bring."""
         self.progress = Progress.SENDING
+        bucket.zero(bucket.zeroed() & bucket.missing)  # a sum that the user cleared after the last backward
+        bucket.drop(bucket.gone() & bucket.missing)
         for i in bucket.missing:
             p = bucket.params[i]
             counts = p.requires_grad or bucket.holds_sum(i)  # not if it was frozen before it had a gradient

@@ -143,6 +143,10 @@ REFUSALS = {  # name → (operations that may be refused so, sentence); a line o
     ),
     "weights written in forward": ({"backward", "look"}, "the forward of this module writes into its parameter"),
     "a foreign tensor in the optimizer": ({"step"}, "tensors in the optimizer are not what this wrapper steps"),
+    "a parameter frozen while it had a gradient": (
+        {"backward", "look", "clear", "finish", "clip", "step", "clip_and_step_if_finite"},
+        "was frozen while it had a gradient",
+    ),
     "unbucketed forms: more gradients after finish()": (
         {"backward", "finish"},
         "would be added to the sum of the last finish()",
@@ -203,6 +207,43 @@ def test_habits_that_some_wrappers_refuse_raise_no_error_with_the_rest():
 
     assert len(cases) > 10 and set(of_shards) <= refusing.keys()
     run(each, 2, timeout_s=120)
+
+
+FROZEN = [((), ()), ((2,), ()), ((2,), (2,)), ((0, 1), ()), ((0, 1), (0,))]  # and which of them are trained again
+SKIPS = {  # a sum, then a backward that is cleared before finish()
+    (clear, frozen, again): [
+        *[("backward", "sends"), ("finish",)],
+        *(("freeze", i, True) for i in frozen),
+        *[("backward", "sends"), ("clear", clear)],
+        *(("freeze", i, False) for i in again),
+        *[("backward", "sends"), ("finish",), ("step",)],
+    ]
+    for clear in CLEAR
+    for frozen, again in FROZEN
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_skip_before_finish_loses_nothing_of_what_is_frozen(say):
+    """One process would go on to step a frozen parameter that has a gradient, also if it is zero."""
+    kinds = [kind for kind in ALL if not kind.startswith("Naive")]
+
+    def each(world):
+        return [run_loop(world, kind, "momentum", {"bucket_bytes": 1} if kind != "FSDP" else {}, loop)
+                for kind in kinds for loop in SKIPS.values()]  # fmt: skip
+
+    ranks = run(each, 2, timeout_s=120)
+    right = sum(not isinstance(found, str) for found in ranks[0])
+    for (kind, skip), *found in zip(((kind, skip) for kind in kinds for skip in SKIPS), *ranks, strict=True):
+        if isinstance(found[0], str):
+            assert {refusal(text) for text in found} & {"a parameter frozen while it had a gradient"}, (
+                kind,
+                skip,
+                found,
+            )
+        else:
+            assert max(found) <= EQUAL, (kind, skip, found)
+    assert right > len(ranks[0]) / 4
 
 
 @pytest.mark.filterwarnings("ignore")
