@@ -24,7 +24,8 @@ DDP, ZERO, FSDP_ALONE = ("BucketedDDP",), ("ZeRO1", "ZeRO2"), ("FSDP",)
 SHARDED, ALL = (*ZERO, *FSDP_ALONE), (*DDP, *ZERO, *FSDP_ALONE)
 SGD = partial(torch.optim.SGD, lr=0.1)
 
-AVERAGED: Loop = [("backward", "sends"), ("finish",)]
+BACKWARD = "backward", "sends"
+AVERAGED: Loop = [BACKWARD, ("finish",)]
 STEP: Loop = [*AVERAGED, ("step",)]
 
 
@@ -215,36 +216,32 @@ REFUSED = [
     Refused(
         "a step without `finish()`",
         "`model.finish()` before it",
-        of_loop([("backward", "sends"), ("step",)]),
+        of_loop([BACKWARD, ("step",)]),
         "call finish() before",
         DDP,
     ),
     Refused(
         "a step without `finish()`",
         "`model.finish()` before it",
-        of_loop([("backward", "sends"), ("step",)]),
+        of_loop([BACKWARD, ("step",)]),
         "each step needs forward, backward() and finish() first",
     ),
     Refused(
         "a second backward before `finish()`",
         "`with model.no_sync():` for all but the last",
-        of_loop([("backward", "sends"), ("backward", "sends")]),
+        of_loop([BACKWARD, BACKWARD]),
         "wrap all but the last microbatch in no_sync()",
         (*DDP, "ZeRO1"),
     ),
     Refused(
         "freeze a parameter that has a gradient, and skip before `finish()`",
         "`p.grad = None` where you freeze it",
-        of_loop([*AVERAGED, ("freeze", 2, True), ("backward", "sends"), ("clear", "p.grad.zero_()"), ("finish",)]),
+        of_loop([*AVERAGED, ("freeze", 2, True), BACKWARD, ("clear", "p.grad.zero_()"), ("finish",)]),
         "was frozen while it had a gradient",
         ("BucketedDDP", "ZeRO1", "ZeRO2", "FSDP"),
     ),
     Refused(
-        "clip before `finish()`",
-        "`model.finish()`, then clip",
-        of_loop([("backward", "sends"), ("clip", 1.0)]),
-        "finish() ",
-        ALL,
+        "clip before `finish()`", "`model.finish()`, then clip", of_loop([BACKWARD, ("clip", 1.0)]), "finish() ", ALL
     ),
     Refused(
         "`clip_grad_norm_(…)`, or any use of `p.grad`",

@@ -171,4 +171,4 @@ def test_untouched_exercises_run_to_their_end_and_say_todo(tmp_path):
         asked = [cell for cell in notebook.cells if "check" in cell.metadata.get("tags", [])]
         assert asked and [cell.id for cell in asked if not said(cell).startswith("TODO  ")] == [], target
         outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
-        assert [output for output in outputs if output.name == "stderr"] == [], target
+        assert [output for output in outputs if output.get("name") == "stderr"] == [], target
