@@ -129,7 +129,7 @@ class Statement:
 
     @cached_property
     def needs(self) -> set[str]:
-        """The names of the notebook that it uses, at once or when it is called."""
+        """The names of the notebook that it uses, now or when it is called."""
         try:
             return names_of(self.code)
         except _NO_CODE:
