@@ -52,8 +52,6 @@ def main(argv: list[str] | None = None) -> int:
         if not submissions:
             raise ValueError(f"{args.submissions} contains neither folders nor notebooks")
         _must_be_among(args.again, submissions)
-        for user in users:
-            must_pass(user)
         out = Path(args.out)
         out.mkdir(parents=True, exist_ok=True, mode=0o700)
         asked = _fingerprint(assignment, args.cases)
@@ -183,15 +181,14 @@ def _all(
             free.put(user)
         return given
 
-    grades, under_way = {}, {}
+    known = {s.student: _known(out, s, asked) for s in submissions if s.student not in again}
+    grades = {student: given for student, given in known.items() if given is not None}
+    left = [submission for submission in submissions if submission.student not in grades]
+    for user in users if left else ():
+        must_pass(user)
     pool = ThreadPoolExecutor(len(users))
     try:
-        for submission in submissions:
-            known = None if submission.student in again else _known(out, submission, asked)
-            if known is not None:
-                grades[submission.student] = known
-            else:
-                under_way[pool.submit(one, submission)] = submission.student
+        under_way = {pool.submit(one, submission): submission.student for submission in left}
         for done in tqdm(as_completed(under_way), total=len(under_way), unit="submission", disable=None):
             grades[under_way[done]] = done.result()
     finally:  # Ctrl-C waits for the submission that is being graded

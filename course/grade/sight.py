@@ -72,8 +72,8 @@ def own_root(open_to_all: Iterable[str] = (), most_bytes: int = 2**20) -> bool:
         most_bytes: size of each of them.
     """
     system = [Path(one) for one in _SYSTEM if os.path.isdir(one) and not os.path.islink(one)]
-    folders = [*needed(), *(one for one in system if one not in needed())]
-    folders = [one for one in folders if not any(other in one.parents for other in folders)]
+    folders = {*needed(), *system}
+    folders = [one for one in sorted(folders) if not any(other in one.parents for other in folders)]
     devices = [one for name in _DEVICES if (one := Path("/dev", name)).exists()]
     links = _links_on([sys.executable, sys.prefix, sys.base_prefix, lib.__file__, *sys.path, *_SYSTEM])
     links |= {Path("/dev", name): to for name, to in _STANDARD.items()}

@@ -178,8 +178,8 @@ def _describe_method(kind: str, pg: object, args: tuple) -> Call | None:
     data = [x for x in args if isinstance(x, torch.Tensor) or isinstance(x, (list, tuple)) and x and _is_data(x)]
     if pg is None or not data and kind != "barrier":
         return None
-    ranks = tuple(dist.get_process_group_ranks(pg))
-    group = Group(_axis(pg, ranks), ranks, ranks.index(dist.get_rank()), pg)
+    group = _group_of(pg)
+    ranks = group.ranks
     if kind == "barrier":
         return Call.collective(kind, kind, None, group)
     x = data[0] if kind == "scatter" else data[-1]
@@ -206,8 +206,8 @@ def _describe(name: str, argument: str, given: dict) -> Call | None:
     pg, x = given.get("group") or given.get("parent_pg") or dist.group.WORLD, given.get(argument)
     if pg is dist.GroupMember.NON_GROUP_MEMBER or argument and not _is_data(x):
         return None
-    ranks = tuple(dist.get_process_group_ranks(pg))
-    group = Group(_axis(pg, ranks), ranks, ranks.index(dist.get_rank()), pg)
+    group = _group_of(pg)
+    ranks = group.ranks
     kind = next((kind for kind in _KINDS if kind in name), "new_group")
     place = "dst" if "dst" in given else "src"
     root, inside = given.get(place), given.get(f"group_{place}")
@@ -227,6 +227,12 @@ def _describe(name: str, argument: str, given: dict) -> Call | None:
     is_shard = kind in ("gather", "scatter", "all_gather") or argument == "output"
     payload_bytes = _bytes(x) * (len(ranks) if is_shard else 1) if argument else None
     return Call.collective(kind, " ".join(parts), payload_bytes, group)
+
+
+def _group_of(pg: dist.ProcessGroup) -> Group:
+    """A process group of torch as the group of this rank."""
+    ranks = tuple(dist.get_process_group_ranks(pg))
+    return Group(_axis(pg, ranks), ranks, ranks.index(dist.get_rank()), pg)
 
 
 def _new_group(members: tuple, world: Group, by_members: bool) -> Call | None:
