@@ -20,7 +20,7 @@ EXPLAINED = (
     "the task, for 3 lines of code in it and for 6 lines of the solution, five for a cell that shows something; to the "
     "nearest five."
 )
-_LINE = re.compile(r'<p class="effort">(\d+) minutes · needs (.*?) · after: (.*?)</p>')
+_LINE = re.compile(r'<p class="effort">(\d+) minutes · needs (.*?) · mistake to avoid: (.*?)</p>')
 _CHECK = re.compile(r'^check\("([^"]+)"', re.MULTILINE)
 _TASKS = Path(lib.__file__).resolve().parents[1] / "exercises"
 
@@ -42,12 +42,12 @@ class Effort:
     @property
     def line(self) -> str:
         """The line above a task."""
-        return f'<p class="effort">{self.minutes} minutes · needs {self.needs} · after: {self.after}</p>'
+        return f'<p class="effort">{self.minutes} minutes · needs {self.needs} · mistake to avoid: {self.after}</p>'
 
     @property
     def said(self) -> str:
         """The same as a sentence."""
-        return f"{self.minutes} minutes; needs {self.needs}; after: {self.after}."
+        return f"{self.minutes} minutes; needs {self.needs}; mistake to avoid: {self.after}."
 
 
 def in_notebook(sources: Iterable[str]) -> dict[str, Effort]:
