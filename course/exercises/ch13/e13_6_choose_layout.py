@@ -2,7 +2,7 @@
 
 import inspect
 import re
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 
 from course.check.bill import ALL_HOLD, BOOK, Task, bill, costs_of, exceeded
@@ -25,16 +25,26 @@ RULED_OUT = (
 )
 
 
-def body(answer, group, given, task=BOOK):
+def body(answer, group, given):
     layout, *numbers = several(answer(), len(PARTS))
-    found = {CHOICE: "nothing" if layout is None else "no layout"}
     if isinstance(layout, Layout):
-        found[CHOICE] = exceeded(layout, task)
-        if found[CHOICE] != ALL_HOLD:
-            found[CHOICE + SEEN] = bill(layout, task)
-    return found | {
-        part: known_number(x, column) for part, x, column in zip(PARTS[1:], numbers, given["known"], strict=True)
-    }
+        mine = asdict(layout)
+    else:
+        mine = "nothing" if layout is None else "no layout"
+    return dict(zip(PARTS, (mine, *numbers), strict=True))
+
+
+def compared(found, given, task=BOOK):
+    """Whether the layout keeps all conditions; and each number as the known one that it is near."""
+    known = zip(PARTS[1:], given["known"], strict=True)
+    verdicts = {part: known_number(found[part], column) for part, column in known}
+    if isinstance(found[CHOICE], str):
+        return verdicts | {CHOICE: found[CHOICE]}
+    layout = Layout(**found[CHOICE])
+    verdicts[CHOICE] = exceeded(layout, task)
+    if verdicts[CHOICE] != ALL_HOLD:
+        verdicts[CHOICE + SEEN] = bill(layout, task)
+    return verdicts
 
 
 def choose_layout():
@@ -224,7 +234,7 @@ def row(replicas: float = 1, more: float = 1) -> Exercise:
     names = zip("ABC", ruled_out, strict=True)
     layouts = ", ".join(f"{name} dp = {x.dp} with m = {x.microbatches}" for name, x in names)
     made = exercise(
-        globals() | {"body": partial(body, task=task)},
+        globals() | {"compared": partial(compared, task=task)},
         points=4,
         right=(
             program if task != BOOK else choose_layout,
@@ -233,6 +243,7 @@ def row(replicas: float = 1, more: float = 1) -> Exercise:
         ),
         edited=(choose_layout,),
         inputs=lambda generator, n: [{"known": known}],
+        withheld=("known",),
         ranks=(1,),
         parts=PARTS,
         task=" ".join(TASK.format(**task._asdict(), replicas=replicas, more=more, layouts=layouts).split()),

@@ -19,13 +19,23 @@ WHATS = ("the rank", "model states", "activations", "logits")
 
 
 def body(answer, group, given):
-    """A rounded number is taken for the right number, or the number of a mistake, that it is near."""
     result = answer()
     found = {"what was returned": kind(result)}
-    for i, (name, row) in enumerate(zip(LAYOUTS, several(result, len(LAYOUTS)), strict=True)):
-        for j, (what, value) in enumerate(zip(WHATS, several(row, len(WHATS)), strict=True)):
-            known = [row[j] for row in given["known"][i]]
-            found[f"layout {name}: {what}"] = known_number(value, known) if j else word(value)
+    for name, row in zip(LAYOUTS, several(result, len(LAYOUTS)), strict=True):
+        end, *numbers = several(row, len(WHATS))
+        found |= dict(zip(entries(name), (word(end), *numbers), strict=True))
+    return found
+
+
+def entries(name):
+    return [f"layout {name}: {what}" for what in WHATS]
+
+
+def compared(found, given):
+    """A rounded number is taken for the right number, or the number of a mistake, that it is near."""
+    for name, rows in zip(LAYOUTS, given["known"], strict=True):
+        _, *numbers = zip(entries(name), *rows, strict=True)
+        found |= {entry: known_number(found[entry], known) for entry, *known in numbers}
     return found
 
 
@@ -213,7 +223,9 @@ BOOK, MORE_GB = "8192, 4096, 131_072", "1.6 GB"  # the sizes in the program; a n
 
 def row(h=8192, s=4096, vocabulary=131_072):
     """The exercise for a model of this width, sequence and vocabulary."""
-    made = exercise(globals(), points=3, right=(fullest_ranks, by_the_planner), inputs=list, ranks=(1,))
+    made = exercise(
+        globals(), points=3, right=(fullest_ranks, by_the_planner), ranks=(1,), inputs=list, withheld=("known",)
+    )
     sizes, more_GB = f"{h}, {s}, {vocabulary}", f"{3 * 16 * 2 * 2 * s * h / 4 / 1e9:.1f} GB"
     program = Edited(__name__, inspect.getsource(fullest_ranks).replace(BOOK, sizes), fullest_ranks.__name__).load()
     right = program()
@@ -222,7 +234,7 @@ def row(h=8192, s=4096, vocabulary=131_072):
         """The entries that an edit changes must agree, and no others; the hint names the entry, if it is one."""
         wrong = replace(mistake.wrong, text=mistake.wrong.text.replace(BOOK, sizes))
         tables = zip(LAYOUTS, right, wrong.load()(), strict=True)
-        changed = [f"layout {name}: {what}" for name, *rows in tables for what, x, y in zip(WHATS, *rows) if x != y]
+        changed = [entry for name, *rows in tables for entry, x, y in zip(entries(name), *rows) if x != y]
         of = f"L{changed[0][1:].partition(':')[0]}: " if len(changed) == 1 else ""
         return replace(mistake, wrong=wrong, hint=of + mistake.hint.replace(MORE_GB, more_GB), about=tuple(changed))
 
