@@ -16,6 +16,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.on_time import Late
+
 ROOT = Path(__file__).parents[1]
 
 # What a shell starts in the background ignores Ctrl-C, and so do its children: those that the tests interrupt, too.
@@ -72,10 +74,14 @@ def busy() -> float:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item, call):
-    """Judge a test by its time only where the machine is quiet, or must be ($INSIST_ON_TIME, which .ci/run sets)."""
+    """Judge a test by its time only where the machine is quiet, or must be ($INSIST_ON_TIME, which .ci/run sets).
+
+    Only a bound on time is excused (`on_time`): a wrong text or verdict of a test that measures is a failure anywhere.
+    """
     report = yield
     insists, longest_s = os.environ.get("INSIST_ON_TIME"), item.config.getoption("longest_s")
-    if report.failed and item.get_closest_marker("timed") and not insists and (times := busy()) > 1.3:
+    was_late = report.failed and item.get_closest_marker("timed") and call.excinfo.errisinstance(Late)
+    if was_late and not insists and (times := busy()) > 1.3:
         report.outcome = "skipped"
         report.longrepr = (str(item.path), item.location[1] or 0, "Skipped: " + BUSY.format(times))
     is_long = insists and call.duration > longest_s and not item.get_closest_marker("slow")

@@ -28,6 +28,7 @@ from lib.mesh import Mesh, MeshShape
 from lib.model import GPT, GPTConfig
 from lib.parallel import parallelize
 from tests.lib.sharding import serial
+from tests.on_time import on_time
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 PATH = Path(__file__).parents[2] / "tiny.py"
@@ -411,7 +412,8 @@ def times(world, text):
 def test_it_is_about_as_fast_as_the_library(say):
     tiny_s, lib_s = run(times, 8, TEXT, timeout_s=120)[0]
     say(f"tiny.py: {tiny_s * 1e3:.0f} ms for a step, lib {lib_s * 1e3:.0f} ms: {tiny_s / lib_s:.2f} times as long")
-    assert tiny_s < 1.3 * lib_s
+    with on_time():
+        assert tiny_s < 1.3 * lib_s
 
 
 def losses(*command):
