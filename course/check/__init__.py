@@ -217,7 +217,8 @@ def _here() -> dict[str, tuple[Exercise, float]]:
     from course.check.catalogue import EXERCISES
 
     of_book = {exercise.chapter for exercise, _ in _session.values() if exercise is EXERCISES.get(exercise.id)}
-    return {i: (exercise, 0.0) for i, exercise in EXERCISES.items() if exercise.chapter in of_book} | _session
+    able, _ = EXERCISES.able(*of_book)
+    return {exercise.id: (exercise, 0.0) for exercise in able} | _session
 
 
 def _table(found: dict[str, tuple[Exercise, float]], before: Mapping[str, float] = MappingProxyType({})) -> list[str]:

@@ -81,24 +81,31 @@ def next_to_do(done: dict[str, float]) -> Exercise | None:
     from course.check.catalogue import EXERCISES  # a check imports one exercise, and not all
 
     begun = {i[:2] for i in done}
-    left = [e for i, e in EXERCISES.items() if done.get(i, 0) < 1]
-    return next((e for e in left if e.chapter in begun), left[0] if left else None)
+    left = [i for i in EXERCISES if done.get(i, 0) < 1]
+    chosen = next((i for i in left if i[:2] in begun), left[0] if left else None)
+    return EXERCISES[chosen] if chosen else None
 
 
 def all_chapters() -> str:
-    """A line for each chapter, the sum, and the next exercise."""
+    """A line for each chapter, the sum, and the next exercise; and what cannot be loaded."""
     from course.check.catalogue import EXERCISES
 
     done, lines = kept(), []
-    for chapter, exercises in groupby(EXERCISES.values(), key=lambda e: e.chapter):
+    able, broken = EXERCISES.able()
+    for chapter, exercises in groupby(able, key=lambda e: e.chapter):
         lines.append(_line(f"chapter {int(chapter)}", [*exercises], done))
-    lines.append(_line("all", [*EXERCISES.values()], done))
-    return "\n".join([*lines, advice(done)])
+    lines.append(_line("all", able, done))
+    return "\n".join([*lines, *broken, advice(done)])
 
 
 def advice(done: dict[str, float]) -> str:
     """A sentence that names the next exercise."""
-    exercise = next_to_do(done)
+    from course.check.catalogue import BrokenExercise
+
+    try:
+        exercise = next_to_do(done)
+    except BrokenExercise as error:
+        return f"Next to do: {error}"
     if exercise is None:
         return "All exercises are done."
     notebook = next(_BOOK.glob(f"exercises/{exercise.id[:2]}_*.ipynb"), Path(f"exercises/{exercise.id[:2]}"))

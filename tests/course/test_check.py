@@ -69,7 +69,7 @@ def has_few(exercise: Exercise) -> bool:
     return not (hangs_too(exercise) or exercise.variants) and len(exercise.mistakes) <= 20
 
 
-FIRST = {e.chapter: i for i, e in reversed(EXERCISES.items()) if has_few(e)}
+FIRST = {e.chapter: i for i, e in reversed([*EXERCISES.items()]) if has_few(e)}
 
 
 def marks(exercise: Exercise):
