@@ -56,14 +56,14 @@ def virtual_steps(training: Training, layouts: Sequence[Layout4D], steps: int = 
 
 def _ours(training: Training, layout: Layout4D) -> Layout:
     """The same layout as a `Layout` of this library."""
-    tp, cp, pp, dp, rows, v, zero, slices, recompute, split, *more = layout
-    others = cp > 1, zero, recompute != "none", split != "1f1b", slices != (tp > 1), more != [1, 1, 1]
-    if any(others) or training.model.num_layers % (pp * v):
+    tp, pp, dp, rows, v = layout.tp, layout.pp, layout.dp, layout.rows, layout.stages_per_rank
+    rehearsed = Layout4D(tp, 1, pp, dp, rows, v, zero=0, sequence_parallel=tp > 1)
+    if layout != rehearsed or training.model.num_layers % (pp * v):
         raise ValueError(
             f"{layout}: use cp=1, zero=0, recompute=none, 1f1b, sequence_parallel with tp of 2 or more, and stages "
             f"that divide {training.model.num_layers} blocks evenly"
         )
-    more = {"schedule": "interleaved" if v > 1 else "1f1b", "stages_per_rank": v, "sequence_parallel": slices}
+    more = {"schedule": "interleaved" if v > 1 else "1f1b", "stages_per_rank": v, "sequence_parallel": tp > 1}
     return Layout(dp, pp, tp, "pp,dp,tp", microbatches=training.global_batch // dp // rows, **more)
 
 

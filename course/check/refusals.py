@@ -11,6 +11,7 @@ from lib.planner import Cluster, Layout4D, Training, fits, memory_bytes
 from lib.planner.search import layout_text
 from lib.planner.training import GPUS, PRESET_MODELS, stack_for
 
+COUNTS = "tp", "cp", "pp", "dp", "rows", "stages_per_rank"
 NOTHING_BINDS = "all conditions hold"
 GPU_COUNT, HEADS, LAYERS, BATCH, ROUNDS = "gpus", "heads", "layers", "batch", "rounds"
 PIPELINE_ZERO3, NODE, MODEL_STATES, KEPT = "zero-3", "node", "states", "activations"
@@ -20,17 +21,18 @@ def layout_of(result: Any) -> Layout4D | None:
     """The layout that an answer returned, if it is one."""
     try:
         layout = Layout4D(*result)
-        *counts, zero = map(operator.index, layout[:7])
+        counts = {name: operator.index(getattr(layout, name)) for name in COUNTS}
+        zero = operator.index(layout.zero)
     except TypeError:
         return None
-    layout = Layout4D(*counts, zero, bool(layout.sequence_parallel), *layout[8:])
+    layout = layout._replace(**counts, zero=zero, sequence_parallel=bool(layout.sequence_parallel))
     offered = layout.cp == 1 and zero in (0, 1, 3) and layout.recompute in ("none", "full")
-    return layout if offered and layout.schedule == "1f1b" and min(counts) > 0 else None
+    return layout if offered and layout.schedule == "1f1b" and min(counts.values()) > 0 else None
 
 
 def binds(training: Training, layout: Layout4D) -> tuple[str, str]:
     """The first condition that does not hold, and a sentence with its numbers; divisions come before memory."""
-    tp, _, pp, dp, rows, v = layout[:6]
+    tp, pp, dp, rows, v = layout.tp, layout.pp, layout.dp, layout.rows, layout.stages_per_rank
     model, gpus, per_node = training.model, training.cluster.gpus, training.cluster.per_node
     stages, m = pp * v, training.global_batch / (dp * rows)
     if layout.gpus != gpus:

@@ -24,6 +24,8 @@ from lib.pipeline.simulate import Costs, Timeline, simulate
 if TYPE_CHECKING:
     from lib.model import GPTConfig
 
+AXES = "dp", "pp", "tp"  # for which there are formulas here of memory and messages
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -39,7 +41,7 @@ class Plan:
         corpus_bytes: size of the text from which each rank draws its batches.
 
     Raises:
-        ValueError: a model and a batch that the layout cannot split.
+        ValueError: a model and a batch that the layout cannot split, or an axis that a plan does not know.
     """
 
     model: GPTConfig
@@ -52,6 +54,12 @@ class Plan:
 
     def __post_init__(self) -> None:
         self.layout.check(self.model, self.global_batch)
+        for axis, ranks in self.layout.sizes.items():
+            if ranks > 1 and axis not in AXES:
+                raise ValueError(
+                    f"a plan knows what ranks along {', '.join(AXES)} hold and send, and nothing of {axis}={ranks}: "
+                    f"measure such a run (lib.train --profile), or plan it with {axis}=1"
+                )
 
     @cached_property
     def shape(self) -> ModelShape:

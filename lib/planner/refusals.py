@@ -22,7 +22,8 @@ def refusal(training: Training, layout: Layout4D) -> str | None:
 
 def _refusals(training: Training, layout: Layout4D) -> Iterator[str]:
     """Each may rely on those before it."""
-    tp, cp, pp, dp, rows, v, zero, _, recompute, schedule, replicas, *_ = layout
+    tp, cp, pp, dp, rows, v = layout.tp, layout.cp, layout.pp, layout.dp, layout.rows, layout.stages_per_rank
+    zero, recompute, schedule, replicas = layout.zero, layout.recompute, layout.schedule, layout.replicas
     model, gpus, batch, ranks = training.model, training.cluster.gpus, training.global_batch, tp * cp * pp
     heads, keys, layers = model.num_heads, model.num_kv_heads or model.num_heads, model.num_layers
     even = partial(has_even_stages, layers)

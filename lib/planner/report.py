@@ -210,7 +210,8 @@ def _plan_sends(plan: Plan, ranks_per_node: int) -> list[dict]:
 def report_of_layout(training: Training, layout: Layout4D, tokens: float = 0, price: float = 0) -> Report:
     """Bytes and seconds of a run on a cluster, from formulas; days for `tokens`, money at a `price` per GPU hour."""
     model, batch, seconds = training.model, training.global_batch, step_s(training, layout)
-    (tp, cp, pp, dp, _, v), step, of_step = layout[:6], seconds.total, batch * model.context
+    tp, cp, pp, dp, v = layout.tp, layout.cp, layout.pp, layout.dp, layout.stages_per_rank
+    step, of_step = seconds.total, batch * model.context
     m, is_1f1b = max(1, int(layout.microbatches(batch))), layout.schedule == "1f1b"
     sizes = {"pp": pp, "dp": dp, "cp": cp, "tp": tp}
     words = _axes(model, batch, sizes, "interleaved " * (v > 1 and is_1f1b) + layout.schedule.upper(), m, layout)

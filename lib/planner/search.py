@@ -55,18 +55,21 @@ def fits(training: Training, layout: Layout4D) -> bool:
 
 def bytes_of_rank(training: Training, layout: Layout4D, rank: int) -> Bytes:
     """By kind, on a rank at this place in the pipeline."""
-    tp, cp, _, _, rows, _, zero, slices, recompute, _, _, every, chunks = layout
+    tp, cp, rows, zero = layout.tp, layout.cp, layout.rows, layout.zero
     model, stack = training.model, training.stack
     has_embedding, has_head, blocks, in_flight = share_of_rank(training, layout, rank)
     ends = has_embedding + (has_head and not (has_embedding and model.tied))
     held = (blocks * training.block_parameters + ends * training.end_parameters) / tp
     state = state_bytes(held, stack.recipe, zero=zero, dp=layout.shards)
-    of_block = training, tp, cp, rows, slices
-    kept = in_flight * blocks * block_kept_bytes(*of_block, recompute, every)
+    of_block = training, tp, cp, rows, layout.sequence_parallel
+    kept = in_flight * blocks * block_kept_bytes(*of_block, layout.recompute, layout.every)
     # What a block recomputes, while its backward runs; beside the input from which it is all recomputed.
-    left = 0 if recompute == "full" else block_kept_bytes(*of_block, recompute)
+    left = 0 if layout.recompute == "full" else block_kept_bytes(*of_block, layout.recompute)
     kept += block_kept_bytes(*of_block, "none") - left
-    logits = stack.logits_bytes * rows * model.context / cp * model.vocab_size / tp / chunks if has_head else 0.0
+    logits = 0.0
+    if has_head:
+        at_a_time = rows * model.context / cp / layout.loss_chunks  # tokens
+        logits = stack.logits_bytes * at_a_time * model.vocab_size / tp
     gathered = 2 * (stack.recipe.weight_bytes + 2) * training.block_parameters / tp if zero == 3 else 0.0
     return Bytes(*state.values(), stack.spare_activations * kept, logits, gathered)
 
@@ -160,8 +163,21 @@ def _with(training: Training, choices: Choices, tp: int, cp: int, pp: int, dp: i
             if choices.zero_bubble and pp > 1 and recompute == "none":
                 schedules += ["zb-h1"] if v == 1 and m >= pp else ["zb-v"] if v == 2 and m >= 2 * pp - 1 else []
             for schedule, chunks in product(schedules, choices.loss_chunks):
-                how = zero, tp > 1, recompute, schedule, replicas, every, chunks
-                yield Layout4D(tp, cp, pp, dp, rows, v, *how)
+                yield Layout4D(
+                    tp,
+                    cp,
+                    pp,
+                    dp,
+                    rows=rows,
+                    stages_per_rank=v,
+                    zero=zero,
+                    sequence_parallel=tp > 1,
+                    recompute=recompute,
+                    schedule=schedule,
+                    replicas=replicas,
+                    every=every,
+                    loss_chunks=chunks,
+                )
 
 
 def best_layouts(training: Training, choices: Choices | None = None, best: int = 3) -> list[Planned]:
@@ -173,12 +189,11 @@ def best_layouts(training: Training, choices: Choices | None = None, best: int =
     choices, room = choices or Choices(), training.room_bytes
     held, enough = {}, set()
     for layout in all_layouts(training, choices):
-        recompute, schedule, replicas, _, chunks = layout[8:]
-        plain = *layout[:8], schedule, replicas
-        if (recompute != "none" or chunks > 1) and plain in enough:  # it fits without
+        plain = layout._replace(recompute="none", every=1, loss_chunks=1)
+        if (layout.recompute != "none" or layout.loss_chunks > 1) and plain in enough:  # it fits without
             continue
         held[layout] = memory_bytes(training, layout)
-        if recompute == "none" and held[layout].total <= room:
+        if layout.recompute == "none" and held[layout].total <= room:
             enough.add(plain)
     fitting = [(layout, memory) for layout, memory in held.items() if memory.total <= room]
     if not fitting:
@@ -235,15 +250,15 @@ def why_slower(one: Planned, other: Planned) -> str:
 
 def layout_text(layout: Layout4D) -> str:
     """A layout in a line: `tp 8 · pp 4 · dp 2, b 1, v 2, ZeRO-1, sp`."""
-    tp, cp, pp, dp, rows, v, zero, slices, recompute, schedule, copies, every, chunks = layout
+    x = layout
     options = {
-        f"tp {tp}" + f" · cp {cp}" * (cp > 1) + f" · pp {pp} · dp {dp}, b {rows}": True,
-        f"v {v}": v > 1,
-        f"ZeRO-{zero}": zero > 0,
-        "sp": slices,
-        f"{copies} copies": copies > 1,
-        f"recompute {recompute}" + f", 1 in {every}" * (every > 1): recompute != "none",
-        f"loss in {chunks}": chunks > 1,
-        schedule: schedule != "1f1b",
+        f"tp {x.tp}" + f" · cp {x.cp}" * (x.cp > 1) + f" · pp {x.pp} · dp {x.dp}, b {x.rows}": True,
+        f"v {x.stages_per_rank}": x.stages_per_rank > 1,
+        f"ZeRO-{x.zero}": x.zero > 0,
+        "sp": x.sequence_parallel,
+        f"{x.replicas} copies": x.replicas > 1,
+        f"recompute {x.recompute}" + f", 1 in {x.every}" * (x.every > 1): x.recompute != "none",
+        f"loss in {x.loss_chunks}": x.loss_chunks > 1,
+        x.schedule: x.schedule != "1f1b",
     }
     return ", ".join(words for words, holds in options.items() if holds)

@@ -54,15 +54,15 @@ def step_s(training: Training, layout: Layout4D) -> Seconds:
     Raises:
         ValueError: the layout and the cluster have different numbers of GPUs.
     """
-    tp, cp, pp, dp, rows, v, zero, slices, recompute, schedule, copies, every, chunks = layout
+    tp, cp, pp, dp, rows, v = layout.tp, layout.cp, layout.pp, layout.dp, layout.rows, layout.stages_per_rank
     model, cluster, stack, shards = training.model, training.cluster, training.stack, layout.shards
     if layout.gpus != cluster.gpus:
         given = f"tp {tp} x cp {cp} x pp {pp} x dp {dp}"
         raise ValueError(f"{given} are {layout.gpus} GPUs, the cluster has {cluster.gpus}")
     tokens = rows * model.context / cp
-    block = block_s(training, tp, cp, rows, slices, recompute, every)
-    layers, with_head = stage_layers(model.num_layers, pp, v, schedule)
-    head = matmul_s(training, 6 * tokens * training.end_parameters / tp, tokens / chunks, model.d_model)
+    block = block_s(training, tp, cp, rows, layout.sequence_parallel, layout.recompute, layout.every)
+    layers, with_head = stage_layers(model.num_layers, pp, v, layout.schedule)
+    head = matmul_s(training, 6 * tokens * training.end_parameters / tp, tokens / layout.loss_chunks, model.d_model)
 
     message = 2 * tokens * model.d_model / tp
     inside = tp * cp * dp * pp <= cluster.per_node
@@ -75,24 +75,32 @@ def step_s(training: Training, layout: Layout4D) -> Seconds:
 
     mine = training.block_parameters * model.num_layers / pp / tp + training.end_parameters / tp
     gather = _gather_s(training, mine, shards, tp)  # of a byte per parameter; a reduce-scatter takes the same time
-    copy = 2 * _gather_s(training, mine / shards, copies, tp * shards)  # an all-reduce of a shard is both
-    if zero == 3:  # per microbatch two all-gathers of parameters and a reduce-scatter of gradients, all in 16 bit
+    copy = 2 * _gather_s(training, mine / shards, layout.replicas, tp * shards)  # an all-reduce of a shard is both
+    if (
+        layout.zero == 3
+    ):  # per microbatch two all-gathers of parameters and a reduce-scatter of gradients, all in 16 bit
         exposed = stack.exposed_zero3 * m * 2 * (3 * gather + copy)
     else:  # an all-reduce of gradients, or a reduce-scatter of gradients and an all-gather of parameters
         gradient = stack.recipe.gradient_bytes
-        times = m if zero == 2 else 1  # a rank that keeps a shard of gradients reduces each microbatch
-        exposed = times * gradient * (gather + copy) + (stack.recipe.weight_bytes if zero else gradient) * gather
+        times = m if layout.zero == 2 else 1  # a rank that keeps a shard of gradients reduces each microbatch
+        exposed = (
+            times * gradient * (gather + copy) + (stack.recipe.weight_bytes if layout.zero else gradient) * gather
+        )
         if stack.overlaps_dp:
             exposed = max(0.0, exposed - times * layers * backward_s(block))
-    updated = mine / (shards if zero else 1)
+    updated = mine / (shards if layout.zero else 1)
     optimizer = OPTIMIZER_BYTES * updated / (stack.memory_share * cluster.device.memory_Bps)
     matmuls, attention, memory, sums, context = (m * layers * s for s in block)
-    if schedule == "1f1b":
+    if layout.schedule == "1f1b":
         bubble = (pp - 1) / v * stage
     else:
         weights = layers * block[0] / 3  # of a rank: the weight gradients, for which no rank waits
         other = (stage - weights) / 2
-        bubble = v_wait_s(pp, other, weights) if schedule == "zb-v" else zero_bubble_wait_s(pp, other, other, weights)
+        bubble = (
+            v_wait_s(pp, other, weights)
+            if layout.schedule == "zb-v"
+            else zero_bubble_wait_s(pp, other, other, weights)
+        )
     return Seconds(matmuls + m * ends, attention, memory, sums, context, m * messages, exposed, bubble, optimizer)
 
 

@@ -372,3 +372,18 @@ def test_a_whole_step_on_the_wire(say):
     for what, of_ranks in ("predicted", predicted), ("on the wire", sent):
         say(f"MB of the ranks of 2 x 2 x 2, {what}: {', '.join(f'{x / 1e6:.3f}' for x in of_ranks)}")
     assert sent == pytest.approx(predicted, rel=0.002) and all(a > b for a, b in zip(sent, predicted, strict=True))
+
+
+class WithExperts(Layout):
+    """As a layout is while somebody adds an axis to it."""
+
+    @property
+    def sizes(self):
+        return super().sizes | {"ep": 2}
+
+
+def test_an_axis_that_a_plan_does_not_know_is_refused():
+    with pytest.raises(
+        ValueError, match="a plan knows what ranks along dp, pp, tp hold and send, and nothing of ep=2"
+    ):
+        Plan(SMALL, WithExperts(dp=2), 2)
