@@ -33,7 +33,7 @@ def broken(tmp_path, monkeypatch):
 
 def test_a_broken_file_is_named_and_stops_no_other(broken):
     exercises, name = broken
-    assert [*exercises] == ["01.1", "01.2", "01.3", "01.4", "01.5"] and len(exercises) == 5
+    assert [*exercises] == [i for i in EXERCISES if i.startswith("01.")] and len(exercises) > 4
     assert exercises["01.1"].title == EXERCISES["01.1"].title
     with pytest.raises(
         BrokenExercise, match=f"exercise 01.2 cannot be loaded: course/exercises/ch01/{name}, line 2: Syn"
@@ -42,7 +42,7 @@ def test_a_broken_file_is_named_and_stops_no_other(broken):
     with pytest.raises(BrokenExercise, match="ModuleNotFoundError: No module named 'nowhere_at_all'. Mend this file"):
         exercises["01.3"]
     able, why = exercises.able("01")
-    assert [e.id for e in able] == ["01.1", "01.4", "01.5"] and len(why) == 2
+    assert [e.id for e in able] == [i for i in exercises if i not in ("01.2", "01.3")] and len(why) == 2
 
 
 def test_progress_names_what_it_could_not_load(broken, own_progress, monkeypatch, capsys):
