@@ -24,6 +24,10 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PYTHONUNBUFFERED := 1
 # Where it is set, as in many containers, each of some thousand processes would compile lib anew.
 unexport PYTHONDONTWRITEBYTECODE
+# An environment elsewhere may have another checkout's lib (`tools/setup.sh`).
+ifeq ($(filter $(realpath $(CURDIR))/%,$(realpath $(VENV))),)
+export PYTHONPATH := $(CURDIR)
+endif
 
 .PHONY: help setup book students site pdf serve lab train test test-course test-book quick measured solutions thorough notebooks exercises exercise kills assignments lint bench soak fuzz hosts certificate nbgrader newest grading busy perturbed mutants repository colab
 .PHONY: screenshots cover clean
@@ -40,19 +44,10 @@ help: ## list the targets
 setup: $(READY) ## create .venv with everything that is needed
 	@echo "Ready: $(VENV)"
 
-# torch first, on its own and exact: resolved together with the rest it could be replaced by another build.
-$(READY): requirements.txt constraints.txt pyproject.toml tools/ipython_kernel_config.py
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
-	  { echo "Python 3.11 or newer is needed, and '$(PYTHON)' is not: try make PYTHON=python3.12" >&2; exit 1; }
-	@test -x $(PY) || { echo "== Creating $(VENV)"; $(PYTHON) -m venv $(VENV); }
-	@echo "== Installing $(TORCH) (the long one: minutes on a slow line)"
-	@$(PY) -m pip install --no-deps $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) $(TORCH)
-	@echo "== Installing what requirements.txt names, at the versions of constraints.txt"
-	@$(PY) -m pip install -q -r requirements.txt -c constraints.txt
-	@$(PY) -m pip install -q --no-deps -e .
-	@$(PY) -m pip check
-	@mkdir -p $(VENV)/etc/ipython && cp tools/ipython_kernel_config.py $(VENV)/etc/ipython/
-	@touch $@
+$(READY): FORCE
+	@tools/setup.sh $(VENV) $(PYTHON) $(TORCH_INDEX)
+
+FORCE:
 
 ifdef CHAPTER
 book: $(READY)
