@@ -1,14 +1,22 @@
 """07.1: a sequence-parallel attention block with mistakes that raise no error, to be corrected."""
 
+from dataclasses import replace
+from functools import partial
+
 import torch
 from torch import nn
-from torch.nn.functional import rms_norm
+from torch.nn.functional import mse_loss, rms_norm
 from torch.nn.functional import scaled_dot_product_attention as attend
 
 from course.check.edits import exercise
-from course.check.exercise import drawn, random
+from course.check.exercise import drawn, random, with_variants
 from lib import comm
-from lib.conjugate import all_gather_reduce_scatter, reduce_scatter_all_gather
+from lib.conjugate import (
+    all_gather_reduce_scatter,
+    all_gather_split,
+    identity_all_reduce,
+    reduce_scatter_all_gather,
+)
 
 ROWS, TOKENS, HEAD = 2, 3, 4  # TOKENS for each rank, features of a head
 REPLICATED = ("norm", "bias")
@@ -31,14 +39,15 @@ def body(answer, group, given):
     return found | {f"gradient of {name}": p.grad for name, p in W.items()}
 
 
-def reference(given):
+def reference(given, is_mean=False):
     n = len(given)
     x, goal = (torch.cat([g[name] for g in given], 1) for name in ("x", "goal"))
     qkv = torch.cat([g["W"]["qkv"].unflatten(0, (3, -1)) for g in given], 1).flatten(0, 1)
     out = torch.cat([g["W"]["out"] for g in given], 1)
     x, qkv, out, norm, bias = (p.clone().requires_grad_() for p in (x, qkv, out, *map(given[0]["W"].get, REPLICATED)))
     y = x + attention(rms_norm(x, norm.shape, norm) @ qkv.T) @ out.T + bias
-    losses = (y - goal).square().sum((0, 2)).view(n, TOKENS).sum(1)
+    terms = y.numel() if is_mean else 1
+    losses = (y - goal).square().sum((0, 2)).view(n, TOKENS).sum(1) / terms
     losses.sum().backward()
     right = {
         "the loss": losses.tolist(),
@@ -152,4 +161,146 @@ or ("norm", "bias") => ("norm", "bias", "out")
         gradient.
 """
 
-EXERCISE = exercise(globals(), points=2, right=(corrected_step,))
+SPLIT = "all_gather_reduce_scatter(normed => all_gather_split(normed"
+OWN_MEAN = ".square().sum() => .square().mean()"
+AVERAGED = 'comm.all_reduce(W[name].grad, group) => comm.all_reduce(W[name].grad, group, op="mean")'
+SUMMED_X = "return loss => x.grad = comm.all_reduce(x.grad, group); return loss"
+
+ALSO_RIGHT_IN_ROW = f"""
+{OWN_MEAN}
+{AVERAGED}
+return loss => [p.grad.div_(group.size) for p in (x, W["qkv"], W["out"])]; return loss / group.size
+    Everything that is n times too large is divided at the end.
+all_gather_reduce_scatter(normed, group, dim=1) => identity_all_reduce(all_gather_split(normed, group, dim=1), group)
+(y - goal).square().sum() => mse_loss(y, goal) / group.size
+    An all-reduce of which the slice is taken is a reduce-scatter.
+"""
+
+MISTAKES_IN_ROW = f"""
+{SPLIT}
+{OWN_MEAN}
+{AVERAGED}
+    Both mistakes are still in it. One is in the backward of the gather: the gradient of the norm is wrong, and that of
+    the bias is right. The second is in the loss: the gradients of qkv and out are n times too large.
+        Begin with the gather. What did the heads of the other ranks do with this rank's tokens?
+in gradient:
+{OWN_MEAN}
+{AVERAGED}
+("norm", "bias") => W
+or {SPLIT}
+{OWN_MEAN}
+{AVERAGED}
+("norm", "bias") => W
+    You average the gradients of the matrices as well. That does not divide them by n: each rank has other heads, so a
+    mean over ranks mixes the gradients of different weights.
+        The factor n is in the loss. Divide that by n before backward.
+{OWN_MEAN}
+{AVERAGED}
+return loss => W["qkv"].grad /= group.size; W["out"].grad /= group.size; return loss
+    You divided the gradients of the matrices by n, and that of x is still n times too large.
+        All of them have this factor from the loss: divide it there, before backward, and sum what you averaged.
+in gradient of x:
+{SPLIT}
+{SUMMED_X}
+or {SPLIT}
+{OWN_MEAN}
+{SUMMED_X}
+or all_gather_reduce_scatter(normed, group, dim=1) => all_gather_split(identity_all_reduce(normed, group), group, dim=1)
+    You sum gradients over the ranks after the slice is taken: they are of different tokens. The other slices of each
+    rank's partial gradient are lost.
+        Sum before the slice is taken: that is a reduce-scatter, the backward of all_gather_reduce_scatter.
+{SPLIT}
+or {SPLIT}
+{OWN_MEAN}
+    The backward of the gather still keeps this rank's slice of this rank's gradient. Each rank uses all tokens, for its
+    own heads, so that gradient is partial: x and the norm miss what other heads did with these tokens.
+        The slices of all ranks are to be added: a reduce-scatter, the backward of all_gather_reduce_scatter.
+in gradient of qkv, gradient of out, gradient of bias:
+{OWN_MEAN}
+{AVERAGED}
+    The loss from which backward runs is still n times too large: the mean over this rank's tokens is n times its part
+    of the mean over all. Where gradients are averaged over the ranks, this is not seen.
+        Divide it by n before backward, and sum the gradients that you averaged.
+in gradient of qkv, gradient of bias:
+{OWN_MEAN}
+    Each gradient is n times too large. You sum those of norm and bias, and backward still runs from the mean over this
+    rank's tokens.
+        The sum is right once that loss is divided by n, before backward.
+in the loss:
+(y - goal).square().sum() => torch.sum((y - goal).square())
+{AVERAGED}
+    Your loss is a sum, as in the task of the book.
+        Here the loss of the step is the mean over sequences, features and the tokens of all ranks.
+.square().sum() => .square().sum(-1).mean() / group.size
+    Your loss is D times too large: you add up the features of a token.
+        It is the mean over the features, too.
+.square().sum() => .square().mean() * group.size
+    You multiply the loss by n. The mean over this rank's tokens is already n times its part of the mean over all.
+        Divide it by n.
+return loss => return loss * group.size
+    You return the mean over this rank's tokens: over the ranks, that adds up to n times the loss of the step.
+        Return this rank's part, which is 1/n of it.
+in all:
+"""
+
+WORDS = {  # of the book's list, and what they are in the row, whose program has other mistakes
+    "are still put": "are put",
+    "is still added": "is added",
+    "is now a partial gradient": "is a partial gradient",
+    "became a mean": "is a mean",
+    "It was right as given: the norm": "The norm",
+    f"{AVERAGED}\n": f"in the loss, gradient of norm, gradient of bias: {AVERAGED}\n",
+    "You averaged the gradients": "You still average the gradients",
+    "Tokens are of the same sequences, and the loss is a sum:": "The loss is divided by n now, and a sum of n parts:",
+}
+
+# The table is of the inputs of seed 0, as in the book: norm of the difference divided by that of the right gradient.
+TASK = """
+The loss of the step is the mean over all tokens, and the program has two other mistakes.
+
+```python
+from lib.conjugate import all_gather_split
+
+
+{program}```
+
+The loss of the step is the mean of the squares over all sequences, tokens (of all ranks) and features. Return this
+rank's part of it, so that what the ranks return adds up to the loss of the step. `all_gather_split(x, group, dim)` is
+an all-gather whose backward sends nothing: each rank keeps its own slice of its gradient.
+
+On one rank the program agrees with one process. On four ranks `y` is right, and this is what it gives:
+
+| | loss of all ranks | gradient of `norm` | `bias` | `qkv` | `out` | `x` |
+|---|---|---|---|---|---|---|
+| wrong by | 300% | 51% | 0% | 300% | 300% | 137% to 220% |
+
+One mistake is in the backward of a collective, the other is in the loss. When you correct the loss, something that was
+right becomes wrong.
+"""
+
+
+def of_row(program):
+    """The program with the loss of the row in place of the book's."""
+    return replace(program, text=program.text.replace(".square().sum()", ".square().mean() / group.size"))
+
+
+def row():
+    """The exercise with a mean as its loss, and a program with two other mistakes."""
+    listed = MISTAKES
+    for said, says in WORDS.items():
+        listed = listed.replace(said, says)
+    named = {"reference": partial(reference, is_mean=True), "MISTAKES": MISTAKES_IN_ROW + listed}
+    also = {"ALSO_RIGHT": ALSO_RIGHT + ALSO_RIGHT_IN_ROW}
+    made = exercise(globals() | named | also, points=2, right=(corrected_step,))
+    mistakes = [replace(m, wrong=of_row(m.wrong)) for m in made.mistakes]
+    head, says = "def corrected_step(x, goal, W, group):\n", "This rank's part of the loss; gradients are left in W."
+    wrong = f'def wrong_step(x, goal, W, group):\n    """{says}"""\n'
+    return replace(
+        made,
+        right=tuple(map(of_row, (made.solution, *made.right[1:]))),
+        mistakes=tuple(mistakes),
+        task=TASK.format(program=mistakes[0].wrong.text.replace(head, wrong)).strip(),
+    )
+
+
+EXERCISE = with_variants(exercise(globals(), points=2, right=(corrected_step,)), row())
