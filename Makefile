@@ -34,14 +34,24 @@ endif
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 
-help: ## list the targets
-	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 13
-	@echo
-	@echo "PYTHON=python3.12       which Python makes .venv (3.11 or newer)"
-	@echo "VENV=.venv-312          another environment, for another Python"
-	@echo "TORCH_INDEX=URL         where torch comes from; https://download.pytorch.org/whl/cpu spares Linux gigabytes of CUDA"
+define HELP
+six Six that suffice
+read More for readers
+write To change the book
+check Before you send a change, as .ci/run and .ci/long do
+long What takes a night
+publish To publish
+endef
+export HELP
 
-setup: $(READY) ## create .venv with everything that is needed
+help: ## list the targets
+	@echo "$$HELP" | while read -r group title; do \
+	  echo "$$title"; sed -n "s/^\([a-z-]*\):.*## $$group: /  \1\t/p" Makefile | expand -t 15; echo; done
+	@echo "PYTHON=python3.12         which Python makes .venv (3.11 or newer)"
+	@echo "VENV=.venv-312            another environment, for another Python"
+	@echo "TORCH_INDEX=URL           where torch comes from; https://download.pytorch.org/whl/cpu spares Linux gigabytes of CUDA"
+
+setup: $(READY) ## six: create .venv with everything that is needed
 	@echo "Ready: $(VENV)"
 
 $(READY): FORCE
@@ -53,7 +63,7 @@ ifdef CHAPTER
 book: $(READY)
 	@$(PY) tools/build_chapters.py $(CHAPTER)
 else
-book: $(READY) ## execute every chapter and build the pages; make book CHAPTER=03 takes one
+book: $(READY) ## six: execute every chapter and build the pages; make book CHAPTER=03 takes one
 	@$(PY) tools/notebooks.py --check
 	@$(PY) tools/kills.py --check
 	@echo "== Executing the chapters, three at a time, and building the pages (a few minutes)"
@@ -64,32 +74,32 @@ book: $(READY) ## execute every chapter and build the pages; make book CHAPTER=0
 	@echo "   make serve shows it at http://localhost:$(PORT)"
 endif
 
-students: $(READY) ## build the pages without the solutions, into _build/student
+students: $(READY) ## read: build the pages without the solutions, into _build/student
 	@$(PY) tools/student_site.py
 
-site: $(READY) ## open every built page in a real browser and check it
+site: $(READY) ## check: open every built page in a real browser and check it
 	@test -f $(SITE)/index.html || { echo "There is no $(SITE) yet: make book" >&2; exit 1; }
 	@SITE=$(abspath $(SITE)) $(PY) -m pytest tests/book/test_site.py -n 2 --dist loadgroup
 	@$(PY) tools/looks.py
 
-pdf: $(READY) ## print the built book as one PDF, with bookmarks; says how many sheets a chapter takes
+pdf: $(READY) ## read: print the built book as one PDF, with bookmarks; says how many sheets a chapter takes
 	@test -f $(SITE)/index.html || $(MAKE) book
 	@$(PY) tools/make_pdf.py $(SITE) _build/parallel-by-hand.pdf
 
-serve: $(READY) ## show the built book in a browser
+serve: $(READY) ## six: show the built book in a browser
 	@test -f $(SITE)/index.html || $(MAKE) book
 	@echo "The book is at http://localhost:$(PORT) (Ctrl-C ends it)"
 	@$(PY) -m http.server $(PORT) --bind 127.0.0.1 --directory $(SITE) >/dev/null
 
-lab: $(READY) ## open the notebooks in JupyterLab, which the first time installs
+lab: $(READY) ## six: open the notebooks in JupyterLab, which the first time installs
 	@$(PY) -c 'import jupyterlab' 2>/dev/null || \
 	  { echo "== Installing JupyterLab"; $(PY) -m pip install -q jupyterlab -c constraints.txt; }
 	@$(PY) -m jupyterlab --ServerApp.root_dir=. --LabApp.default_url=/lab/tree/chapters/00_start.ipynb $(ARGS)
 
-train: $(READY) ## train the GPT from the command line: make train ARGS="--dp 2 --zero 1"
+train: $(READY) ## read: train the GPT from the command line: make train ARGS="--dp 2 --zero 1"
 	@$(PY) -m lib.train $(ARGS)
 
-test: quick measured solutions ## the tests of lib, what takes seconds of course and book, and the solutions against their outputs
+test: quick measured solutions ## six: the tests of lib, what takes seconds of course and book, and the solutions against their outputs
 	@$(PY) tools/browser.py
 
 quick: $(READY)
@@ -100,11 +110,11 @@ measured: $(READY)
 	@echo "== Tests that measure time or memory, or press Ctrl-C: one at a time"
 	@$(PY) -m pytest $(SOON) $(ALONE) --part quick $(PYTEST_ARGS)
 
-test-course: $(READY) ## the other tests of course/: checks, grades, homeworks (minutes)
+test-course: $(READY) ## check: the other tests of course/: checks, grades, homeworks (minutes)
 	@$(PY) -m pytest $(COURSE) $(SHARED) --part quick $(PYTEST_ARGS)
 	@$(PY) -m pytest $(COURSE) $(ALONE) --part quick $(PYTEST_ARGS)
 
-test-book: $(READY) ## the other tests of book/: figures, pages, the first cell (minutes)
+test-book: $(READY) ## check: the other tests of book/: figures, pages, the first cell (minutes)
 	@$(PY) -m pytest $(PAGES) $(SHARED) --part quick $(PYTEST_ARGS)
 	@$(PY) -m pytest $(PAGES) $(ALONE) --part quick $(PYTEST_ARGS) || test $$? = 5  # none was selected
 
@@ -113,29 +123,29 @@ solutions: $(READY)
 	@CHECK_STRICT=1 $(PY) -m pytest --nbval --nbval-current-env --nbval-cell-timeout=120 -n 2 --dist loadfile \
 	  --nbval-sanitize-with tests/nbval_sanitize.cfg solutions
 
-thorough: $(READY) ## the tests that make test leaves out: more ranks, layouts and platforms (ten to fifteen minutes)
+thorough: $(READY) ## check: the tests that make test leaves out: more ranks, layouts and platforms (ten to fifteen minutes)
 	@$(PY) -m pytest tests --ignore tests/book/test_site.py $(SHARED) --part thorough --longest-s 60 $(PYTEST_ARGS)
 	@$(PY) -m pytest tests --ignore tests/book/test_site.py $(ALONE) --part thorough --longest-s 60 $(PYTEST_ARGS)
 
-notebooks: $(READY) ## write every .ipynb from its .md, run the solutions, generate the exercises
+notebooks: $(READY) ## write: write every .ipynb from its .md, run the solutions, generate the exercises
 	@$(PY) tools/museum.py
 	@$(PY) tools/notebooks.py
 	@$(PY) tools/execute_notebooks.py
 	@if test -f tools/make_exercises.py; then $(PY) tools/make_exercises.py; fi
 
-exercises: $(READY) ## generate the exercises from the solutions
+exercises: $(READY) ## write: generate the exercises from the solutions
 	@$(PY) tools/make_exercises.py
 
-exercise: $(READY) ## begin an exercise: make exercise ID=03.9 NAME=scaled_sum
+exercise: $(READY) ## write: begin an exercise: make exercise ID=03.9 NAME=scaled_sum
 	@$(PY) tools/new_exercise.py "$(ID)" $(if $(NAME),"$(NAME)")
 
-kills: $(READY) ## judge the right and wrong programs of each exercise that changed (minutes for all), or of ID=03.9
+kills: $(READY) ## write: judge the right and wrong programs of each exercise that changed (minutes for all), or of ID=03.9
 	@$(PY) tools/kills.py $(ID)
 
-assignments: $(READY) ## write the homeworks' handouts, rubrics and files for platforms; ASSIGNMENTS=~/course: your own
+assignments: $(READY) ## write: write the homeworks' handouts, rubrics and files for platforms; ASSIGNMENTS=~/course: your own
 	@$(PY) -m course.release --assignments $(or $(ASSIGNMENTS),course/assignments) --out _build/assignments $(if $(ROSTER),--roster $(ROSTER)) $(if $(ROWS),--rows $(ROWS)) $(if $(CASES),--cases $(CASES))
 
-lint: $(READY) ## check style, and that what is generated agrees with its source
+lint: $(READY) ## six: check style, and that what is generated agrees with its source
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(PY) tools/museum.py --check
@@ -144,60 +154,60 @@ lint: $(READY) ## check style, and that what is generated agrees with its source
 	@$(PY) tools/kills.py --check
 	@$(PY) tools/prose.py --check
 
-bench: $(READY) ## compare with PyTorch's own, on this machine
+bench: $(READY) ## long: compare with PyTorch's own, on this machine
 	@$(PY) -m benchmarks
 
-hosts: $(READY) ## torchrun on two hosts, which are network namespaces of this machine; as root, with iproute2
+hosts: $(READY) ## check: torchrun on two hosts, which are network namespaces of this machine; as root, with iproute2
 	@$(PY) -m pytest tests/lib/test_two_hosts.py tests/lib/test_two_hosts_traffic.py -m hosts -q $(PYTEST_ARGS)
 
-soak: $(READY) ## 500 runs of 4 ranks: nothing may grow (about two minutes)
+soak: $(READY) ## long: 500 runs of 4 ranks: nothing may grow (about two minutes)
 	@SOAK_RUNS=500 $(PY) -m pytest tests/lib/test_soak.py -q
 
-fuzz: $(READY) ## two random walks, over modules and over loops, each for FUZZ_S seconds (ten minutes)
+fuzz: $(READY) ## long: two random walks, over modules and over loops, each for FUZZ_S seconds (ten minutes)
 	@FUZZ_S=$${FUZZ_S:-600} $(PY) -m pytest tests/lib/test_fuzz.py tests/lib/test_loops.py -k "twin or random" -q
 
-certificate: $(READY) ## every layout of 1 to 8 ranks against one process, and its plan (minutes)
+certificate: $(READY) ## check: every layout of 1 to 8 ranks against one process, and its plan (minutes)
 	@CERTIFICATE=all $(PY) -m pytest tests/lib/test_certificate.py tests/lib/test_plan.py -q
 
-nbgrader: $(READY) ## grade with the real nbgrader, which the first time is installed into .venv-nbgrader (minutes)
+nbgrader: $(READY) ## long: grade with the real nbgrader, which the first time is installed into .venv-nbgrader (minutes)
 	@test -x .venv-nbgrader/bin/nbgrader || \
 	  { echo "== Installing nbgrader"; $(PYTHON) -m venv .venv-nbgrader && .venv-nbgrader/bin/pip install -q nbgrader==0.9.6; }
 	@NBGRADER=$(abspath .venv-nbgrader/bin) $(PY) -m pytest tests/course/test_nbgrader.py -q
 
-newest: ## run a chapter and an exercise with the packages of today, torch apart, in .venv-newest (minutes)
+newest: ## long: run a chapter and an exercise with the packages of today, torch apart, in .venv-newest (minutes)
 	@rm -rf .venv-newest && $(PYTHON) -m venv .venv-newest
 	@.venv-newest/bin/pip install -q --no-deps $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) $(TORCH)
 	@.venv-newest/bin/pip install -q -r requirements.txt
 	@.venv-newest/bin/python tools/newest.py
 
-grading: $(READY) ## grade two hundred submissions, fifty of them hostile, as root (minutes)
+grading: $(READY) ## long: grade two hundred submissions, fifty of them hostile, as root (minutes)
 	@GRADING=1 $(PY) -m pytest tests/course/test_grade_many.py -q
 
-busy: $(READY) ## make book and make test beside endless loops and foreign traffic (nightly); CHAPTER="02 07": these alone
+busy: $(READY) ## long: make book and make test beside endless loops and foreign traffic (nightly); CHAPTER="02 07": these alone
 	@$(PY) tools/busy.py $(MAKE) book
 	@$(if $(CHAPTER),,$(PY) tools/busy.py $(MAKE) test)
 
-perturbed: $(READY) ## run the chapters with their counters 1% off: the claims must fail (about two minutes)
+perturbed: $(READY) ## check: run the chapters with their counters 1% off: the claims must fail (about two minutes)
 	@$(PY) -m pytest tests -m chapters -n 2 --dist worksteal $(PYTEST_ARGS)
 
-mutants: $(READY) ## put each mistake of tests/mutants.txt into a copy of lib: its test must fail (minutes); MUTANTS="warmup": these alone
+mutants: $(READY) ## check: put each mistake of tests/mutants.txt into a copy of lib: its test must fail (minutes); MUTANTS="warmup": these alone
 	@$(PY) tools/mutants.py $(MUTANTS)
 
-repository: $(READY) ## set the public address: make repository URL=https://github.com/ORG/REPO [BRANCH=v1.0.0]
+repository: $(READY) ## publish: set the public address: make repository URL=https://github.com/ORG/REPO [BRANCH=v1.0.0]
 	@$(PY) tools/set_repository.py "$(URL)" $(BRANCH)
 	@$(PY) tools/notebooks.py
 	@$(PY) tools/execute_notebooks.py
 	@if test -f tools/make_exercises.py; then $(PY) tools/make_exercises.py; fi
 
-colab: $(READY) ## write parallel-by-hand.zip, to be uploaded beside a notebook
+colab: $(READY) ## read: write parallel-by-hand.zip, to be uploaded beside a notebook
 	@$(PY) tools/make_colab_zip.py
 
-screenshots: $(READY) ## picture every built page, wide and narrow, light and dark
+screenshots: $(READY) ## publish: picture every built page, wide and narrow, light and dark
 	@$(PY) tools/screenshots.py
 
-cover: $(READY) ## take the README's picture from the built book
+cover: $(READY) ## publish: take the README's picture from the built book
 	@$(PY) tools/screenshots.py --cover
 
-clean: ## remove what was built (.venv stays)
+clean: ## publish: remove what was built (.venv stays)
 	rm -rf _build screenshots parallel-by-hand.zip .pytest_cache .ruff_cache *.egg-info
 	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +

@@ -281,6 +281,18 @@ def test_every_make_target_that_is_named_exists():
     assert {"test", "screenshots", "busy"} <= named <= targets
 
 
+def test_help_has_each_target_in_a_group_and_six_that_suffice():
+    makefile = read("Makefile")
+    titles = dict(
+        re.findall(r"^(\w+) ([A-Z].*)$", re.search(r"define HELP\n(.*?)endef", makefile, re.DOTALL)[1], re.M)
+    )
+    groups = re.findall(r"^[a-z-]+:.*## (\w+): ", makefile, re.MULTILINE)
+    assert len(groups) == len(re.findall(r"^[a-z-]+:.*## ", makefile, re.MULTILINE)) - 1, "all but help"
+    assert {*groups} == {*titles} and groups.count("six") == 6
+    said = subprocess.run(["make", "-s", "help"], cwd=ROOT, capture_output=True, text=True).stdout
+    assert said.startswith(f"{titles['six']}\n") and said.count("\n  ") == len(groups)
+
+
 def test_the_kernel_is_the_one_of_this_environment(monkeypatch):
     monkeypatch.setenv("JUPYTER_PREFER_ENV_PATH", "1")  # as the Makefile does
     from jupyter_client.kernelspec import get_kernel_spec
