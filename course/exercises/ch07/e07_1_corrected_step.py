@@ -173,15 +173,15 @@ return loss => [p.grad.div_(group.size) for p in (x, W["qkv"], W["out"])]; retur
     Everything that is n times too large is divided at the end.
 all_gather_reduce_scatter(normed, group, dim=1) => identity_all_reduce(all_gather_split(normed, group, dim=1), group)
 (y - goal).square().sum() => mse_loss(y, goal) / group.size
-    An all-reduce of which the slice is taken is a reduce-scatter.
+    An all-reduce, then the slice: together a reduce-scatter.
 """
 
 MISTAKES_IN_ROW = f"""
 {SPLIT}
 {OWN_MEAN}
 {AVERAGED}
-    Both mistakes are still in it. One is in the backward of the gather: the gradient of the norm is wrong, and that of
-    the bias is right. The second is in the loss: the gradients of qkv and out are n times too large.
+    Both mistakes are still in it. One is in the backward of the gather: the gradient of the norm is wrong, the gradient
+    of the bias is right. The second is in the loss: the gradients of qkv and out are n times too large.
         Begin with the gather. What did the heads of the other ranks do with this rank's tokens?
 in gradient:
 {OWN_MEAN}
@@ -191,14 +191,15 @@ or {SPLIT}
 {OWN_MEAN}
 {AVERAGED}
 ("norm", "bias") => W
-    You average the gradients of the matrices as well. That does not divide them by n: each rank has other heads, so a
-    mean over ranks mixes the gradients of different weights.
+    You average the gradients of the matrices as well. That does not divide them by n: each rank has heads of its own,
+    so a mean over ranks mixes the gradients of different weights.
         The factor n is in the loss. Divide that by n before backward.
 {OWN_MEAN}
 {AVERAGED}
 return loss => W["qkv"].grad /= group.size; W["out"].grad /= group.size; return loss
-    You divided the gradients of the matrices by n, and that of x is still n times too large.
-        All of them have this factor from the loss: divide it there, before backward, and sum what you averaged.
+    You divided the gradients of the matrices by n, and the gradient of x is still n times too large.
+        All of them have this factor from the loss: divide it there, before backward, and sum the gradients
+        that you averaged.
 in gradient of x:
 {SPLIT}
 {SUMMED_X}
@@ -206,14 +207,14 @@ or {SPLIT}
 {OWN_MEAN}
 {SUMMED_X}
 or all_gather_reduce_scatter(normed, group, dim=1) => all_gather_split(identity_all_reduce(normed, group), group, dim=1)
-    You sum gradients over the ranks after the slice is taken: they are of different tokens. The other slices of each
-    rank's partial gradient are lost.
+    You sum gradients over the ranks after the slice is taken: they are of different tokens. The remaining slices of
+    each rank's partial gradient are lost.
         Sum before the slice is taken: that is a reduce-scatter, the backward of all_gather_reduce_scatter.
 {SPLIT}
 or {SPLIT}
 {OWN_MEAN}
     The backward of the gather still keeps this rank's slice of this rank's gradient. Each rank uses all tokens, for its
-    own heads, so that gradient is partial: x and the norm miss what other heads did with these tokens.
+    own heads, so that gradient is partial: x and the norm miss the share of all heads on different ranks.
         The slices of all ranks are to be added: a reduce-scatter, the backward of all_gather_reduce_scatter.
 in gradient of qkv, gradient of out, gradient of bias:
 {OWN_MEAN}
@@ -223,8 +224,8 @@ in gradient of qkv, gradient of out, gradient of bias:
         Divide it by n before backward, and sum the gradients that you averaged.
 in gradient of qkv, gradient of bias:
 {OWN_MEAN}
-    Each gradient is n times too large. You sum those of norm and bias, and backward still runs from the mean over this
-    rank's tokens.
+    Each gradient is n times too large. You sum the gradients of norm and bias, and backward still runs from the
+    mean over this rank's tokens.
         The sum is right once that loss is divided by n, before backward.
 in the loss:
 (y - goal).square().sum() => torch.sum((y - goal).square())
@@ -233,17 +234,17 @@ in the loss:
         Here the loss of the step is the mean over sequences, features and the tokens of all ranks.
 .square().sum() => .square().sum(-1).mean() / group.size
     Your loss is D times too large: you add up the features of a token.
-        It is the mean over the features, too.
+        It is the mean over the features as well.
 .square().sum() => .square().mean() * group.size
     You multiply the loss by n. The mean over this rank's tokens is already n times its part of the mean over all.
         Divide it by n.
 return loss => return loss * group.size
     You return the mean over this rank's tokens: over the ranks, that adds up to n times the loss of the step.
-        Return this rank's part, which is 1/n of it.
+        Return this rank's part: 1/n of it.
 in all:
 """
 
-WORDS = {  # of the book's list, and what they are in the row, whose program has other mistakes
+WORDS = {  # a phrase of the book's list → the same in the row
     "are still put": "are put",
     "is still added": "is added",
     "is now a partial gradient": "is a partial gradient",
@@ -254,9 +255,9 @@ WORDS = {  # of the book's list, and what they are in the row, whose program has
     "Tokens are of the same sequences, and the loss is a sum:": "The loss is divided by n now, and a sum of n parts:",
 }
 
-# The table is of the inputs of seed 0, as in the book: norm of the difference divided by that of the right gradient.
+# The table is of the inputs of seed 0, as in the book: norm of the difference / norm of the right gradient.
 TASK = """
-The loss of the step is the mean over all tokens, and the program has two other mistakes.
+The loss of the step is the mean over all tokens, and the program has two different mistakes.
 
 ```python
 from lib.conjugate import all_gather_split
@@ -265,27 +266,27 @@ from lib.conjugate import all_gather_split
 {program}```
 
 The loss of the step is the mean of the squares over all sequences, tokens (of all ranks) and features. Return this
-rank's part of it, so that what the ranks return adds up to the loss of the step. `all_gather_split(x, group, dim)` is
+rank's part of it: the parts of all ranks add up to the loss of the step. `all_gather_split(x, group, dim)` is
 an all-gather whose backward sends nothing: each rank keeps its own slice of its gradient.
 
-On one rank the program agrees with one process. On four ranks `y` is right, and this is what it gives:
+On one rank the program agrees with one process. On four ranks `y` is right, and these are wrong:
 
 | | loss of all ranks | gradient of `norm` | `bias` | `qkv` | `out` | `x` |
 |---|---|---|---|---|---|---|
 | wrong by | 300% | 51% | 0% | 300% | 300% | 137% to 220% |
 
-One mistake is in the backward of a collective, the other is in the loss. When you correct the loss, something that was
+One mistake is in the backward of a collective, one in the loss. When you correct the loss, something that was
 right becomes wrong.
 """
 
 
 def of_row(program):
-    """The program with the loss of the row in place of the book's."""
+    """The program with the loss of the row instead of the book's."""
     return replace(program, text=program.text.replace(".square().sum()", ".square().mean() / group.size"))
 
 
 def row():
-    """The exercise with a mean as its loss, and a program with two other mistakes."""
+    """The exercise with a mean as its loss, and a program with two different mistakes."""
     listed = MISTAKES
     for said, says in WORDS.items():
         listed = listed.replace(said, says)
