@@ -14,8 +14,10 @@ from course.check.exercise import random, whole, with_variants
 from course.check.listen import raw
 from course.exercises.ch10.other_direction import (
     ALSO_RIGHT_OF_ROW,
+    IN_LIST,
     MISTAKES_OF_ROW,
     TASK_OF_ROW,
+    changed,
     in_words,
     mirrored,
     wrong_step,  # noqa: F401 a program in the list of the row
@@ -208,7 +210,7 @@ range(m - warmup, m) => reversed(range(m - warmup, m))
 def row_a():
     """The pipeline runs the other way, and the program is silently wrong."""
     of_row = {"body": body_of_row, "reference": reference_of_row, "ALSO_RIGHT": ALSO_RIGHT_OF_ROW}
-    of_row["MISTAKES"] = MISTAKES_OF_ROW + MISTAKES
+    of_row["MISTAKES"] = MISTAKES_OF_ROW + changed(MISTAKES, IN_LIST)
     made = exercise(globals() | of_row, points=3, right=(repaired_step,))
     swaps = inspect.getsource(by_swaps)
     right = (

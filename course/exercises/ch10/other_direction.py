@@ -7,12 +7,16 @@ from dataclasses import replace
 import torch
 from torch import distributed as dist
 
-SWAPPED = {  # what the other direction changes in a program
+SWAPPED = {  # what the other direction changes: in a program
     "rank > 0": "rank < last",
     "rank - 1": "rank + 1",
     "min(last - rank": "min(rank",
 }
-IN_WORDS = {  # and what the other program changes in the book's hints
+IN_LIST = {  # in the book's list of mistakes: here GPipe may still have its one tensor, and new memory is NaN
+    "min(last - rank, m) => m\n": "in order of work: min(last - rank, m) => m\n",
+    "g = torch.empty_like(like) => g = torch.zeros_like(like)\n": "",
+}
+IN_WORDS = {  # in its hints
     "It hangs in the calls in which the program of the task hangs: neighbours": "It hangs, because neighbours",
     "It no longer hangs, because all": "All",
     "It no longer hangs, because one": "The order of work is not that of 1F1B: one",
@@ -71,7 +75,8 @@ work, and that every send and receive is waited for.
 MISTAKES_OF_ROW = """
 wrong_step
     This is what the program of the task gives: ranks in the middle are wrong, and no send is waited for.
-        Which ranks receive several inputs, and keep them at the same time? Then keep the handles of the sends.
+        They alone receive several inputs and keep them at the same time: allocate a tensor per message. Then keep the
+        handle of each send, and wait for all of them.
 min(last - rank, m) => min(rank, m)
 hangs
     It hangs, because the warmup is that of the other direction.
@@ -130,9 +135,13 @@ def mirrored(program):
     return replace(program, text=re.sub("|".join(map(re.escape, both)), lambda found: both[found[0]], program.text))
 
 
+def changed(text, by):
+    """The text with these pieces replaced."""
+    for old, new in by.items():
+        text = text.replace(old, new)
+    return text
+
+
 def in_words(mistake):
     """A mistake of the book, in the words of the row."""
-    hint, repair = mistake.hint, mistake.repair
-    for old, new in IN_WORDS.items():
-        hint, repair = hint.replace(old, new), repair.replace(old, new)
-    return replace(mistake, hint=hint, repair=repair)
+    return replace(mistake, hint=changed(mistake.hint, IN_WORDS), repair=changed(mistake.repair, IN_WORDS))
