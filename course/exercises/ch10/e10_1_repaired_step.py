@@ -1,15 +1,27 @@
 """10.1: a step of 1F1B in raw torch.distributed, repaired from the report of its hang."""
 
+import inspect
 import math
 from collections import Counter
+from dataclasses import replace
 from functools import partial
 
 import torch
 from torch import distributed as dist
 
-from course.check.edits import exercise
-from course.check.exercise import random, whole
+from course.check.edits import Edited, exercise
+from course.check.exercise import random, whole, with_variants
 from course.check.listen import raw
+from course.exercises.ch10.other_direction import (
+    ALSO_RIGHT_OF_ROW,
+    IN_LIST,
+    MISTAKES_OF_ROW,
+    TASK_OF_ROW,
+    changed,
+    in_words,
+    mirrored,
+    wrong_step,  # noqa: F401 a program in the list of the row
+)
 from lib.pipeline.schedules.one_f_one_b import one_f_one_b
 from lib.runtime import calls
 from lib.runtime.calls import Listener
@@ -26,21 +38,35 @@ def inputs(generator, n):
 
 @raw
 def body(answer, group, given):
-    rank, last = group.rank, group.size - 1
+    return of_step(answer, group, given, group.rank, unneeded=lambda like: None)
+
+
+@raw
+def body_of_row(answer, group, given):
+    torch.use_deterministic_algorithms(True)  # memory that nobody has written is NaN, and so the same in each run
+    try:
+        return of_step(answer, group, given, group.size - 1 - group.rank, unneeded=torch.zeros_like)
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def of_step(answer, group, given, stage, unneeded):
+    """The results of the rank with this stage; `unneeded` makes what the ends of the pipeline return."""
+    last = group.size - 1
     weight, batch, kept, order, counts = given["weight"], given["batch"], {}, [], Counter()
     gradient = torch.zeros_like(weight)
 
     def forward(k, x):
         order.append(f"F{k}")
-        kept[k] = batch[k] if rank == 0 else x
-        return None if rank == last else weight * kept[k]
+        kept[k] = batch[k] if stage == 0 else x
+        return unneeded(weight) if stage == last else weight * kept[k]
 
     def backward(k, g):
         order.append(f"B{k}")
         x = kept.pop(k)
-        g = weight * x if rank == last else g  # the loss is half the sum of squares
+        g = weight * x if stage == last else g  # the loss is half the sum of squares
         gradient.add_(g * x)
-        return None if rank == 0 else g * weight
+        return unneeded(weight) if stage == 0 else g * weight
 
     calls.listeners.append(
         Listener(lambda c: counts.update([c.kind, "all " + c.kind]), lambda c: counts.subtract([c.kind]))
@@ -64,6 +90,10 @@ def reference(given):
         }
         for rank, (weight, row) in enumerate(zip(weights, one_f_one_b(n, len(batch)).actions, strict=True))
     ]
+
+
+def reference_of_row(given):
+    return reference(given[::-1])[::-1]
 
 
 def repaired_step(forward, backward, like, m):
@@ -176,6 +206,30 @@ range(m - warmup, m) => reversed(range(m - warmup, m))
         Messages have no number: earlier microbatches' gradients come first.
 """
 
-EXERCISE = exercise(
+
+def row_a():
+    """The pipeline runs the other way, and the program is silently wrong."""
+    of_row = {"body": body_of_row, "reference": reference_of_row, "ALSO_RIGHT": ALSO_RIGHT_OF_ROW}
+    of_row["MISTAKES"] = MISTAKES_OF_ROW + changed(MISTAKES, IN_LIST)
+    made = exercise(globals() | of_row, points=3, right=(repaired_step,))
+    swaps = inspect.getsource(by_swaps)
+    right = (
+        Edited(__name__, inspect.getsource(repaired_step), "repaired_step"),
+        Edited(__name__, swaps, "partial(by_swaps, in_one_call)"),
+        Edited(__name__, swaps, "partial(by_swaps, by_turns)"),
+        *made.right[1:],
+    )
+    return replace(
+        made,
+        right=tuple(map(mirrored, right)),
+        mistakes=tuple(replace(in_words(one), wrong=mirrored(one.wrong)) for one in made.mistakes),
+        solution=mirrored(right[0]),
+        ranks=(4, 5),  # with three, two tensors in turn are enough
+        task=TASK_OF_ROW,
+    )
+
+
+BOOK = exercise(
     globals(), points=3, right=(repaired_step, partial(by_swaps, in_one_call), partial(by_swaps, by_turns))
 )
+EXERCISE = with_variants(BOOK, row_a())
