@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from course.check.catalogue import EXERCISES
+from course.check.exercise import random
 from course.check.judge import judge
 from course.exercises.ch08 import e08_3_at_fault as e083
 from course.exercises.ch09.e09_1_in_memory import in_memory
@@ -23,6 +24,7 @@ from course.exercises.ch10 import e10_3_missing_calls as e103
 from course.exercises.ch10.e10_1_repaired_step import repaired_step
 from course.exercises.ch10.e10_2_sum_and_clip import sum_and_clip
 from course.exercises.ch10.e10_4_evaluated import evaluated
+from course.exercises.ch11 import e11_1_corrected_order as e111
 from course.exercises.ch11.e11_2_choose_stages import choose_stages
 from lib import comm
 from lib.launch import HangError, run
@@ -49,8 +51,13 @@ def printed(page: str, name: str) -> str:
 
 def program(page: str, name: str):
     """A function that the page of solutions prints in a task."""
+    return written(printed(f"solutions/{page}", name), name)
+
+
+def written(code: str, name: str):
+    """The function of this name that the code defines."""
     names = {"torch": torch, "dist": dist, "comm": comm}
-    exec(printed(f"solutions/{page}", name), names)
+    exec(code, names)
     return names[name]
 
 
@@ -132,6 +139,26 @@ def test_what_is_said(row):
 def test_the_step_whose_messages_cross_on_two_ranks_is_right_on_three():
     (cases,) = judge(replace(EXERCISES["11.1"], ranks=(3,)), [wrong_order], seed=1)
     assert [case.status for case in cases] == ["PASS"]
+
+
+def gradients_of(world, program, given):
+    """The gradients of a rank's stages, by stage, in the placement of row A."""
+    step, like = e111.Stages(**given), torch.empty(3, dtype=torch.float64)
+    orders = e111.orders_of(world.size, 6, 2, e111.from_the_last)
+    written(program, "wrong_order")(world, orders, step.forward, step.backward, like)
+    return {stage: step.gradients[stage] for _, stage, _ in orders[world.rank]}
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_the_tags_of_row_a_are_enough_on_three_ranks_and_give_the_errors_of_the_task_on_two(ranks):
+    task, generator = EXERCISES["11.1"].rows["A"].task, torch.Generator().manual_seed(0)
+    given = {name: [random(generator, 3) for _ in range(n)] for name, n in (("weights", 2 * ranks), ("batch", 6))}
+    (code,) = re.findall(r"```python\n(.*?)```", task, re.S)
+    found = {s: g for one in run(gradients_of, ranks, code, given) for s, g in one.items()}
+    right = [w.grad for w in e111.with_gradients(**given)]
+    errors = [f"{(found[s] - g).norm() / g.norm():.2f}" for s, g in enumerate(right)]
+    printed = re.search(r"norm of the error.*? \| (.*) \|$", task)[1].split(" | ")
+    assert errors == (printed if ranks == 2 else ["0.00"] * 6)
 
 
 # ---- chapter 10: the reports ----------------------------------------------------------------------------------------

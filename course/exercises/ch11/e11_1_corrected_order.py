@@ -1,10 +1,7 @@
 """11.1: interleaved 1F1B with half of the warmup is right on three ranks and wrong on two, where messages cross."""
 
 import math
-import queue
-import threading
-from collections import defaultdict
-from contextlib import contextmanager
+import re
 from dataclasses import replace
 from functools import partial
 
@@ -12,21 +9,22 @@ import torch
 from torch import distributed as dist
 
 from course.check.edits import exercise
-from course.check.exercise import random
+from course.check.exercise import random, with_variants
 from course.check.listen import listen
+from course.exercises.ch11.in_threads import InThreads
+from course.exercises.ch11.tagged import BY_DIRECTION, BY_LINK, by_tags, from_the_first, from_the_last, task_of_row
 from lib import comm
 from lib.mesh import Group
 from lib.pipeline.schedules.action import Op
 from lib.pipeline.schedules.interleaved import interleaved, warmup
 from lib.pipeline.schedules.one_f_one_b import in_turns
-from lib.runtime import spy
-from lib.runtime.transfer import Pending
 
 UNFINISHED = "messages that were not waited for"
 HELD, NONE, SOME = "tensors that are sent after the next work", "none", "some"
 SIZES = ((6, 2), (12, 2), (6, 3))  # microbatches, stages on each rank
 THREE, ENDS, YES, NO = "on three ranks", "whether the step ends", "yes", "no"
-OF_THREE, AWAIT_S = (6, 2), 3
+OF_THREE = 6, 2
+PLACED, AS_BOOK = "where the stages are", "stage s on rank s mod p"
 
 
 def inputs(generator, n):
@@ -47,108 +45,61 @@ def half_the_way(n, m, v):
     return replace(interleaved(n, m, v), actions=tuple(rows))
 
 
-def orders_of(n, m, v):
+def orders_of(n, m, v, rank_of):
     """Of each rank: "F" or "B", stage, microbatch."""
-    return [[(str(op), stage, k) for stage, op, k in row] for row in half_the_way(n, m, v).actions]
+    orders = [[(str(op), stage, k) for stage, op, k in row] for row in half_the_way(n, m, v).actions]
+    return sorted(orders, key=lambda order: rank_of(order[0][1], n))
 
 
-def body(answer, group, given):
+def body(answer, group, given, rank_of=from_the_first):
     found = {}
     for case, size in zip(given["cases"], SIZES, strict=True):
         stages = Stages(case["weights"], case["batch"])
         like = torch.empty(3, dtype=torch.float64)
         heard = listen(on_start=stages.sends.append)
-        answer(group, orders_of(group.size, *size), stages.forward, stages.backward, like)
+        answer(group, orders_of(group.size, *size, rank_of), stages.forward, stages.backward, like)
         found[f"{UNFINISHED}: {size[0]} microbatches, {size[1]} stages"] = heard.unfinished
         found[f"{HELD}: {size[0]} microbatches, {size[1]} stages"] = SOME if stages.held else NONE
-        found |= named(group.rank, group.size, *size, stages.order, stages.gradients)
-    return found | (on_three_ranks(answer, given["three"]) if group.rank == 0 else {})
+        found |= named(group.rank, group.size, *size, rank_of, stages.order, stages.gradients)
+    if group.rank > 0:
+        return found
+    ends, gradients = in_threads(answer, given["three"], 3, *OF_THREE, rank_of)
+    return found | {f"{THREE}: {ENDS}": YES if ends else NO} | ({f"{THREE}: gradients": gradients} if ends else {})
 
 
-class InThreads:
-    """Three ranks as threads of this process, in place of the process group: who is next to whom shows with three."""
-
-    def __init__(self):
-        self.here, self.sent, self.failed = threading.local(), defaultdict(queue.Queue), threading.Event()
-
-    def rank(self):
-        return self.here.rank
-
-    def size(self):
-        return 3
-
-    def send(self, tensors, dst, tag):
-        if dst not in range(3):
-            raise ValueError(f"there is no rank {dst}")
-        self.sent[self.here.rank, dst, tag].put(tensors[0].detach().clone())
-        return Pending(lambda: None)
-
-    def recv(self, tensors, src, tag):
-        came = self.sent[src, self.here.rank, tag]
-        return Pending(lambda: tensors[0].copy_(self.next(came)))
-
-    def next(self, came):
-        for _ in range(100 * AWAIT_S):
-            try:
-                return came.get(timeout=0.01)
-            except queue.Empty:
-                if self.failed.is_set():
-                    break
-        raise TimeoutError("no message")
-
-    def message(self, kind, x, group, peer, function):
-        """In place of that of `lib.comm`."""
-        if kind == "send":
-            return self.send([x], peer, 0)
-        came = self.recv([x], peer, 0)
-        return Pending(lambda: (came.wait(), x)[1])
-
-    @contextmanager
-    def instead(self):
-        """It is the process group of torch, until the end."""
-        world, message = dist.distributed_c10d._world, comm.message
-        before, world.default_pg, comm.message = world.default_pg, self, self.message
-        try:
-            yield
-        finally:
-            world.default_pg, comm.message = before, message
-
-    def run(self, program):
-        """Whether `program(rank)` ends on all three."""
-
-        def of_rank(rank):
-            self.here.rank, spy._inside.call = rank, True  # it records nothing here
-            try:
-                program(rank)
-            except Exception:
-                self.failed.set()
-
-        with self.instead():
-            ranks = [threading.Thread(target=of_rank, args=[rank], daemon=True) for rank in range(3)]
-            for rank in ranks:
-                rank.start()
-            for rank in ranks:
-                rank.join()
-        return not self.failed.is_set()
+def body_of_row(answer, group, given):
+    """As `body`, where stages are dealt from the last rank. An answer for the book's ranks then sends to itself, which
+    is an error: its result is what it computes on the book's ranks.
+    """
+    try:
+        return body(answer, group, given, from_the_last)
+    except Exception:
+        ends, gradients = in_threads(answer, given["cases"][0], 2, *SIZES[0], from_the_first)
+        if not ends:
+            raise
+        return {PLACED: AS_BOOK, "gradients there": gradients}
 
 
-def on_three_ranks(answer, given):
-    stages = [Stages(given["weights"], given["batch"]) for _ in range(3)]
-    orders = orders_of(3, *OF_THREE)
+def in_threads(answer, given, n, m, v, rank_of):
+    """Whether the answer ends on n ranks that are threads of this one, and its gradients: who is next to whom shows
+    with three.
+    """
+    stages = [Stages(**given) for _ in range(n)]
+    orders = orders_of(n, m, v, rank_of)
 
     def program(rank):
         like = torch.empty(3, dtype=torch.float64)
-        answer(Group("world", (0, 1, 2), rank), orders, stages[rank].forward, stages[rank].backward, like)
+        answer(Group("world", tuple(range(n)), rank), orders, stages[rank].forward, stages[rank].backward, like)
 
-    ends = InThreads().run(program)
-    gradients = [stages[s % 3].gradients[s] for s in range(len(given["weights"]))]
-    return {f"{THREE}: {ENDS}": YES if ends else NO} | ({f"{THREE}: gradients": gradients} if ends else {})
+    ends = InThreads(n).run(program)
+    return ends, [stages[rank_of(s, n)].gradients[s] for s in range(n * v)]
 
 
-def named(rank, n, m, v, order, gradients):
+def named(rank, n, m, v, rank_of, order, gradients):
     """The results of a rank."""
     title = f"{m} microbatches, {v} stages on each rank"
-    of_stages = {f"{title}: gradient of the weight of stage {s}": gradients[s] for s in range(rank, n * v, n)}
+    stages = [s for s in range(n * v) if rank_of(s, n) == rank]
+    of_stages = {f"{title}: gradient of the weight of stage {s}": gradients[s] for s in stages}
     return {f"{title}: order of work": " ".join(order)} | of_stages
 
 
@@ -179,13 +130,13 @@ class Stages:
         return None if stage == 0 else g * self.weights[stage]
 
 
-def reference(given):
+def reference(given, rank_of=from_the_first):
     n, found = len(given), [{} for _ in given]
     for case, size in zip(given[0]["cases"], SIZES, strict=True):
         weights = with_gradients(**case)
-        for rank, order in enumerate(orders_of(n, *size)):
+        for rank, order in enumerate(orders_of(n, *size, rank_of)):
             work = [f"{stage}{op}{k}" for op, stage, k in order]
-            found[rank] |= named(rank, n, *size, work, [w.grad for w in weights])
+            found[rank] |= named(rank, n, *size, rank_of, work, [w.grad for w in weights])
             found[rank][f"{UNFINISHED}: {size[0]} microbatches, {size[1]} stages"] = 0
             found[rank][f"{HELD}: {size[0]} microbatches, {size[1]} stages"] = NONE
     of_three = [w.grad for w in with_gradients(**given[0]["three"])]
@@ -225,21 +176,6 @@ def corrected_order(group, orders, forward, backward, like):
         send.wait()
 
 
-def by_tags(group, orders, forward, backward, like, tag=lambda op, source, target, k: k):
-    """A receive takes the next message of its tag."""
-    n, last, sends = group.size, max(stage for row in orders for _, stage, _ in row), []
-    for op, stage, k in orders[group.rank]:
-        step = 1 if op == "F" else -1
-        x, source, to = None, stage - step, stage + step
-        if 0 <= source <= last:
-            dist.recv(x := torch.empty_like(like), source % n, tag=tag(op, source, stage, k))
-        y = (forward if op == "F" else backward)(stage, k, x)
-        if 0 <= to <= last:
-            sends.append(dist.isend(y, to % n, tag=tag(op, stage, to, k)))
-    for send in sends:
-        send.wait()
-
-
 def late(action, orders, sends, *message):
     """The message of the first action is kept for later."""
     if action == orders[0][0]:
@@ -247,7 +183,7 @@ def late(action, orders, sends, *message):
     sends.append(comm.send(*message))
 
 
-MISTAKES = """
+CROSSED = """
 here[next(coming[source % p])] = x => here[action] = x
     This is the result of the program in the task.
         On two ranks the ranks before and after are the same: its activations and gradients arrive in the order in which
@@ -255,10 +191,13 @@ here[next(coming[source % p])] = x => here[action] = x
 partial(by_tags, tag=lambda op, source, target, k: target)
     You tag messages by the stage that receives them.
         An activation and a gradient for the same stage still cross.
+"""
+BY_SENDER = """
 partial(by_tags, tag=lambda op, source, target, k: source)
     You tag messages by the stage that sends them.
         Its activations and its gradients go to the same rank, and cross.
-
+"""
+MISTAKES = """
 in on three ranks:
 comm.recv(like, group, source % p) => comm.recv(like, group, 1 - r)
 comm.send(y, group, target % p) => comm.send(y, group, 1 - r)
@@ -294,6 +233,62 @@ or _, stage, _ in order) => _, stage, _ in [*(order)][:-1])
     The last stage is on the last rank, and occurs there many times.
 """
 
-BY_DIRECTION = partial(by_tags, tag=lambda op, *which: op == "F")
+CROSSED_OF_ROW = """
+partial(by_tags, tag=lambda op, source, target, k: target, rank_of=from_the_last)
+    This is the result of the program in the task.
+        On two ranks an activation and a gradient for the same stage come from the same rank with the same tag, and a
+        receive takes the first that was sent. The tag must tell the microbatch or the direction.
+partial(by_tags, tag=lambda op, source, target, k: k + target, rank_of=from_the_last)
+    You tag messages by the sum of stage and microbatch.
+        With three stages on each rank, messages that cross have the same sum. The microbatch alone tells them apart.
+partial(by_tags, tag=lambda *which: 0, rank_of=from_the_last)
+    This is the result without tags, or with one tag for messages that cross: a rank sends them in its own order, and
+    you receive in the order in which you need them.
+        Receive in the order of the sender, and keep what comes early; or give messages that cross different tags.
+in where the stages are: here[next(coming[source % p])] = x => here[action] = x
+    Your peers are those of the book's task, where stage s is on rank s mod p. On two ranks that is the rank itself.
+        Here stage s is on rank p - 1 - s % p.
+"""
+OTHER_OF_ROW = """
+in on three ranks:
+partial(by_tags, tag=lambda op, source, target, k: target, rank_of=lambda stage, p: 1 - dist.get_rank())
+    On three ranks the step does not end: a peer does not exist, or a message does not come.
+        The peer follows from the number of the stage. Then compare the gradients on two ranks.
+"""
 
-EXERCISE = exercise(globals(), points=3, right=(corrected_order, by_tags, BY_DIRECTION), ranks=(2,))
+
+def from_last(program):
+    """A program for the book's ranks, for those of row A."""
+    return replace(program, text=re.sub(r"(source|target) % p", r"p - 1 - \1 % p", program.text))
+
+
+def row_a(book):
+    """Where stages are dealt from the last rank, and the program has tags that are not enough."""
+    by_sender = BY_SENDER.replace("source)", "source, rank_of=from_the_last)")
+    mistakes = MISTAKES.replace("on rank s mod p", "on rank p - 1 - s % p").replace(f"in {THREE}:", "in all:")
+    listed = by_sender + CROSSED_OF_ROW + mistakes + OTHER_OF_ROW
+    made = exercise(
+        globals() | {"MISTAKES": listed, "body": body_of_row},
+        points=book.points,
+        title=book.title,
+        right=[partial(tagged, rank_of=from_the_last) for tagged in (by_tags, BY_DIRECTION, BY_LINK)],
+        edited=(corrected_order,),
+        reference=partial(reference, rank_of=from_the_last),
+        ranks=book.ranks,
+    )
+    tagged, also = made.right[:3], made.right[3:]
+    return replace(
+        made,
+        right=(*tagged, *map(from_last, (made.solution, *also))),
+        mistakes=tuple(m if PLACED in m.about else replace(m, wrong=from_last(m.wrong)) for m in made.mistakes),
+        task=task_of_row(),
+    )
+
+
+BOOK = exercise(
+    globals() | {"MISTAKES": CROSSED + BY_SENDER + MISTAKES},
+    points=3,
+    right=(corrected_order, by_tags, BY_DIRECTION),
+    ranks=(2,),
+)
+EXERCISE = with_variants(BOOK, row_a(BOOK))
