@@ -2,7 +2,7 @@
 
 The problem: "data parallelism moves 2(n-1)/n times the gradients" is a claim that must be measured.
 The idea: every communication of a rank is one `CommEvent`, every interesting computation one `Span`, both plain data.
-Claims count them, `book.figures` draws them, and simulations are compared with them. Nothing here knows torch.
+Claims count them, pages draw them, and simulations are compared with them. Nothing here knows torch.
 
 Times are seconds of `time.perf_counter`, shared by all processes of one machine, counted from the start of the run. On
 a GPU, calls return before their work is done: record with `lib.launch.done_s` as clock, or spans show launches.

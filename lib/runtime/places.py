@@ -12,12 +12,26 @@ import types
 from functools import cache
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-FLOORS = [os.path.join(ROOT, name, "") for name in ("lib", "course", "book")]  # this library, and what stands on it
-_MACHINE = tuple(os.path.join(FLOORS[0], name) for name in (os.path.join("runtime", ""), "comm.py", "mesh.py"))
+LIB = os.path.join(ROOT, "lib", "")
+_MACHINE = tuple(os.path.join(LIB, name) for name in (os.path.join("runtime", ""), "comm.py", "mesh.py"))
 _PATHS = {os.path.join(sysconfig.get_paths()[name], "") for name in ("purelib", "platlib", "stdlib")}
 _LIBRARIES = sorted(_PATHS, key=len, reverse=True)  # one may be inside another
 
 cells: dict[str, str] = {}  # file name of a notebook cell -> its name in reports, set by launch
+packages: dict[str, tuple[str, ...]] = {}  # folder of a package that stands on this library -> modules for all ranks
+
+
+def stands_on_lib(folder: str, *modules: str) -> None:
+    """Tell of a package that stands on this library: its lines are never named as the reader's.
+
+    Args:
+        folder: of the package.
+        modules: of it, by name, that the server of ranks imports before it forks one, so that no rank has to. The
+            server is replaced when a file of the package changes. A server that runs already does not import them: the
+            next one will.
+    """
+    packages[os.path.join(os.path.abspath(folder), "")] = modules
+    is_library.cache_clear()
 
 
 def where() -> str:
@@ -42,7 +56,7 @@ def _line(code: types.CodeType, line: int) -> str:
 @cache  # a call looks up twenty files
 def is_library(file: str) -> bool:
     """Whether a file belongs to Python, a package or this book, and not to the reader."""
-    return file.startswith((*FLOORS, "<frozen", "<string>", *_LIBRARIES))
+    return file.startswith((LIB, *packages, "<frozen", "<string>", *_LIBRARIES))
 
 
 def short(file: str) -> str:

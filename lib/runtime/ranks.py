@@ -21,7 +21,7 @@ from lib.runtime import headroom, output
 from lib.runtime.call_table import CallTable
 from lib.runtime.fork_server import ForkServer
 from lib.runtime.hang import STARTING, HangError, Stillness
-from lib.runtime.places import FLOORS
+from lib.runtime.places import LIB
 from lib.runtime.server import RunError, starting, uninterrupted, why_no_rank
 
 START_S = 60.0  # the longest start: it takes seconds on a busy machine, and forever if an argument never arrives
@@ -238,7 +238,7 @@ class Ranks:
         said = ""
         with contextlib.suppress(OSError):
             said = self._noise(rank).read_text("utf-8", "replace")
-        ours = (f'  File "{os.path.join(FLOORS[0], "runtime", "worker.py")}"', "Extension modules:")
+        ours = (f'  File "{os.path.join(LIB, "runtime", "worker.py")}"', "Extension modules:")
         lines = itertools.takewhile(lambda line: not line.startswith(ours), filter(str.strip, said.splitlines()))
         return "".join(f"\n  {line}" for line in [*lines][-8:])
 

@@ -19,14 +19,16 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Iterable
 from multiprocessing import resource_tracker
 
 from lib.runtime.fork_server import ForkServer
-from lib.runtime.places import FLOORS, ROOT
+from lib.runtime.places import LIB, ROOT, packages
 
 _one_at_a_time = threading.RLock()
 _server: ForkServer | _Here | None = None
-_files: dict[str, tuple] = {}  # of lib and course, as the server read them: path -> (time, size)
+_imported: dict[str, tuple[str, ...]] = {}  # of the packages on top of `lib`, those that the server was told of
+_files: dict[str, tuple] = {}  # of lib and of these, as the server read them: path -> (time, size)
 _users: set[threading.Thread] = set()  # threads with a run in progress
 
 
@@ -44,12 +46,12 @@ def server():
 
 
 def start_server(use: bool = False) -> ForkServer:
-    """Start the fork server, or replace it if `lib` has changed since.
+    """Start the fork server, or replace it if `lib` or a package that it has imported has changed since.
 
     Raises:
         RunError: a file of `lib` was edited and cannot be read as Python.
     """
-    global _files, _server
+    global _files, _imported, _server
     while True:
         with _one_at_a_time:
             files = _look()
@@ -57,7 +59,8 @@ def start_server(use: bool = False) -> ForkServer:
             others = {t for t in _users if t.is_alive() and t is not threading.current_thread()}
             if not (is_new and others):
                 if is_new:
-                    _server, _files = _replacement(files), files
+                    _server, _imported = _replacement(files), _with_modules()
+                    _files = _look()
                 if use:
                     _users.add(threading.current_thread())
                 return _server
@@ -81,13 +84,20 @@ class _Here:
 
 def fork_here() -> None:
     """From now on, fork ranks from this process, which comes from a server itself and has imported all of `lib`."""
-    global _files, _server
-    _server, _files = _Here(), _look()
+    global _files, _imported, _server
+    _server, _imported = _Here(), _with_modules()
+    _files = _look()
+
+
+def _with_modules() -> dict[str, tuple[str, ...]]:
+    """The packages on top of `lib` of which a server imports modules."""
+    return {folder: modules for folder, modules in packages.items() if modules}
 
 
 def _look() -> dict[str, tuple]:
+    """The files of `lib`, and of the packages that the server has imported; the newest of others is read by a rank."""
     files = {}
-    for path in (path for floor in FLOORS[:2] for path in glob.glob(f"{floor}**/*.py", recursive=True)):
+    for path in (path for folder in (LIB, *_imported) for path in glob.glob(f"{folder}**/*.py", recursive=True)):
         with contextlib.suppress(OSError):  # an editor may be replacing the file
             seen = os.stat(path)
             files[path] = seen.st_mtime_ns, seen.st_size
@@ -104,7 +114,9 @@ def _replacement(files: dict[str, tuple]) -> ForkServer:
     # It never receives a Ctrl-C: on that, this process ends the ranks.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
-        return ForkServer("from lib.runtime.server import warm\nwarm()", _paths(), {"OMP_NUM_THREADS": "1"})
+        modules = [module for of_package in _with_modules().values() for module in of_package]
+        first = f"from lib.runtime.server import warm\nwarm({modules!r})"
+        return ForkServer(first, _paths(), {"OMP_NUM_THREADS": "1"})
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
@@ -140,19 +152,15 @@ def why_no_rank() -> str:
     return "the reason is printed here or in the terminal"
 
 
-def warm() -> None:
-    """In the server: import all of `lib`, and what judges answers, so that no rank has to; but nothing with answers.
+def warm(more: Iterable[str]) -> None:
+    """In the server: import all of `lib`, and the modules that packages on top of it asked for, so that no rank has to.
 
     A module that cannot be imported (its file was edited) is skipped; the rank that needs it then raises the error.
     """
     import lib
 
     modules = [module.name for module in pkgutil.walk_packages(lib.__path__, "lib.", onerror=lambda name: None)]
-    # A rank imports the exercise that it runs; a grader's ranks, which come from here, must have no right program.
-    # A cluster has `lib` alone; a package called `course` that is elsewhere is not ours.
-    judge = pkgutil.iter_modules([os.path.join(ROOT, "course", "check")])
-    modules += [f"course.check.{module.name}" for module in judge if module.name != "catalogue"]
-    modules.append("torch._dynamo")  # the first step of an optimizer imports it, for 1.5 s
+    modules += [*more, "torch._dynamo"]  # the first step of an optimizer imports that one, for 1.5 s
     for name in modules:
         if not name.endswith("__main__"):
             with contextlib.suppress(Exception):
@@ -196,6 +204,7 @@ def _forget() -> None:
         _server.abandon()
     _one_at_a_time, _server = threading.RLock(), None
     _files.clear()
+    _imported.clear()
     _users.clear()
 
 

@@ -21,4 +21,9 @@ def test_where_names_the_readers_line(monkeypatch):
     assert places.short(places.__file__) == "lib/runtime/places.py"
     assert places.short(pytest.__file__).startswith("pytest")
     assert places.short("/elsewhere/train.py") == "train.py"
-    assert not places.is_library(places.FLOORS[0][:-1] + "rary/mine.py"), "a folder whose name only begins like ours"
+    assert not places.is_library("/elsewhere/mine/train.py")
+    monkeypatch.setattr(places, "packages", {})
+    places.stands_on_lib("/elsewhere/mine")
+    assert places.is_library("/elsewhere/mine/train.py") and not places.is_library("/elsewhere/mine.py")
+    places.is_library.cache_clear()
+    assert not places.is_library(places.LIB[:-1] + "rary/mine.py"), "a folder whose name only begins like ours"

@@ -146,20 +146,67 @@ def test_a_file_of_lib_is_edited_between_two_runs(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-WARM = "import sys; from lib.runtime.server import warm; warm(); assert 'torch._dynamo' in sys.modules"
+REGISTERS = """
+    import os, pathlib, sys
+    from lib.runtime import server
+    from lib.runtime.places import stands_on_lib
+
+    upper = pathlib.Path("upper")
+    stands_on_lib("upper", "upper.one", "upper.is_not_python", "upper.is_not_there")
+    from lib.launch import run
+
+    def see(world):
+        return "torch._dynamo" in sys.modules, "upper.one" in sys.modules, "later.two" in sys.modules
+
+    assert run(see, 2) == [(True, True, False)] * 2
+    first = server._server.pid
+
+    stands_on_lib("later", "later.two")
+    assert run(see, 2) == [(True, True, False)] * 2
+    assert server._server.pid == first, "what is registered later is worth no new server"
+
+    (pathlib.Path("later") / "two.py").write_text("edited = True")
+    run(see, 2)
+    assert server._server.pid == first, "it holds no file of this package"
+
+    (upper / "one.py").write_text("edited = True")
+    assert run(see, 2) == [(True, True, True)] * 2
+    assert server._server.pid != first, "it held a file that is another one now"
+"""
 
 
-@pytest.mark.thorough("a process that imports torch")
-@pytest.mark.parametrize("ours", [True, False], ids=["edited", "elsewhere"])
-def test_what_stands_on_lib_is_no_need_of_the_server(ours, tmp_path):
-    """A judge that cannot be imported, and a package of the same name that is not the book's."""
-    shutil.copytree(ROOT / "lib", tmp_path / "lib", ignore=shutil.ignore_patterns("__pycache__"))
-    judge = tmp_path / ("" if ours else "elsewhere") / "course"
-    (judge / "check").mkdir(parents=True)
-    (judge / "__init__.py").write_text("this is not Python")
-    (judge / "check" / "judge.py").write_text("")
-    done = python("-c", WARM, cwd=tmp_path, PYTHONPATH=os.pathsep.join(map(str, (tmp_path, judge.parent))))
+@pytest.mark.thorough("a process that imports torch twice")
+def test_a_package_on_top_of_lib_tells_the_server_what_to_import(tmp_path):
+    for package, module in (("upper", "one"), ("upper", "is_not_python"), ("later", "two")):
+        (tmp_path / package).mkdir(exist_ok=True)
+        (tmp_path / package / f"{module}.py").write_text("this is" if "not" in module else "")
+    (tmp_path / "script.py").write_text(textwrap.dedent(REGISTERS))
+    done = python("script.py", cwd=tmp_path, PYTHONPATH=os.pathsep.join(map(str, (tmp_path, ROOT))))
     assert done.returncode == 0, done.stderr
+
+
+FIRST_CHECK = """
+    import sys
+    from lib.runtime import server
+    started = []
+    original = server.ForkServer
+    server.ForkServer = lambda *args: (started.append(args[0]), original(*args))[1]
+    from course.check import check, find
+    from lib import run
+    check("01.1", find("01.1").right[0])
+    assert len(started) == 1, started
+    ranks = run(lambda world: [name for name in sys.modules if name.startswith("course.")], 2)
+    assert "course.check.running" in ranks[0] and "course.check.catalogue" not in ranks[0]
+    assert not [name for name in ranks[0] if name.startswith("course.exercises")]
+    assert len(started) == 1
+"""
+
+
+def test_the_first_check_of_a_notebook_starts_one_server(tmp_path):
+    """In which is all that judges; and no right program, which a grader's ranks would have."""
+    (tmp_path / "script.py").write_text(textwrap.dedent(FIRST_CHECK))
+    done = python("script.py", cwd=tmp_path, PYTHONPATH=str(ROOT), CHECK_STRICT="1")
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 # ---- many at once ---------------------------------------------------------------------------------------------------
