@@ -192,6 +192,7 @@ def after_filter(model, batches, group):
 
 
 def finite_gradient(model, loss):
+    """Runs backward: whether all elements of the gradient are finite."""
     loss.backward()
     return torch.tensor(all(p.grad.isfinite().all() for p in model.parameters()))
 
