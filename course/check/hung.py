@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
-from lib.runtime.hang import STILL_S, WAITING, AwaitedCall, View
+from lib.runtime.hang import FINISHED, STILL_S, WAITING, AwaitedCall, View
 
 
-def hang_report(waits: Mapping[int, AwaitedCall]) -> str:
-    """The report in Markdown, where each rank waits in such a call."""
-    return f"```text\n{View(dict.fromkeys(waits, WAITING), waits).explain(STILL_S)}\n```"
+def hang_report(waits: Mapping[int, AwaitedCall], finished: Iterable[int] = ()) -> str:
+    """The report in Markdown, where each rank waits in such a call, or has finished."""
+    states = dict.fromkeys(waits, WAITING) | dict.fromkeys(finished, FINISHED)
+    return f"```text\n{View(dict(sorted(states.items())), waits).explain(STILL_S)}\n```"

@@ -1,4 +1,4 @@
-"""Chapters 9 to 12: answers that are nearly right. Chapters 5, 8, 10: reports in tasks are what a run prints."""
+"""Chapters 9 to 12: answers that are nearly right. Chapters 3, 5, 8, 10: reports in tasks are what a run prints."""
 
 import re
 import sys
@@ -42,7 +42,11 @@ pytestmark = pytest.mark.usefixtures("own_progress")
 
 def printed(page: str, name: str) -> str:
     """The code on a page that defines this function: of a task, or of a code cell."""
-    text = (ROOT / page).read_text(encoding="utf-8")
+    return code_in((ROOT / page).read_text(encoding="utf-8"), name)
+
+
+def code_in(text: str, name: str) -> str:
+    """The code in this Markdown that defines this function."""
     (code,) = (
         c for c in re.findall(r"```(?:python|{code-cell} ipython3)\n(.*?)```", text, re.S) if f"def {name}(" in c
     )
@@ -198,7 +202,7 @@ def test_the_reports_of_hangs_are_what_a_run_prints():
     assert said[1:] == [report for action in lost for report in reports_in(e103.report(action))]
 
 
-# ---- chapters 5 and 8: the reports, with their files and lines -------------------------------------------------------
+# ---- chapters 3, 5 and 8: the reports, with their files and lines ----------------------------------------------------
 
 DROPS = """
 class Unit:
@@ -208,9 +212,18 @@ class Unit:
         return x
 
 
+def step(world, kept):
+    wrong_forward(torch.zeros(1), [Unit() for _ in kept[0]], kept[world.rank], world)
+"""
+KEPT = [1, 0, 1, 1, 1, 1], [0, 1, 1, 0, 1, 1], [1, 1, 1, 0, 0, 1]
+KEPT_UNTIL_EXIT = [1, 1, 0, 0, 1, 0], [1, 1, 1, 1, 0, 0], [1, 0, 1, 1, 0, 1]
+CORRUPT = """
+
 def step(world):
-    kept = {0: [1, 0, 1, 1, 1, 1], 1: [0, 1, 1, 0, 1, 1], 2: [1, 1, 1, 0, 0, 1]}[world.rank]
-    wrong_forward(torch.zeros(1), [Unit() for _ in kept], kept, world)
+    batches = [(torch.zeros(4, 3), torch.zeros(4, 2)) for _ in range(10)]
+    if world.rank == 1:
+        batches[3][1][0, 0] = torch.nan
+    endless(torch.nn.Linear(3, 2), batches, world)
 """
 STAGES = """
 
@@ -225,11 +238,16 @@ def step(world, orders, sequences):
 """
 
 
-def file_of_drops() -> str:
-    return "import torch\n\nfrom lib import comm\n\n\n" + printed("solutions/05_fsdp.md", "wrong_forward") + DROPS
+def file_of_drops(text: str) -> str:
+    return "import torch\n\nfrom lib import comm\n\n\n" + code_in(text, "wrong_forward") + DROPS
 
 
-def file_of_stages() -> str:
+def file_of_corrupt(text: str) -> str:
+    imports = "import torch\nfrom torch.nn.functional import mse_loss\n\nfrom lib import comm\n\n\n"
+    return imports + code_in(text, "endless") + CORRUPT
+
+
+def file_of_stages(text: str) -> str:
     """The program of the chapter: its two cells."""
     imports = (
         "import torch\n\nfrom lib import comm, data\n"
@@ -253,14 +271,16 @@ def sick_stages(row: str) -> dict:
 @pytest.mark.parametrize(
     ("text", "file", "ranks", "arguments"),
     [
-        (page_of("05_fsdp.md"), file_of_drops, 3, {}),
+        (EXERCISES["03.8"].rows["A"].task, file_of_corrupt, 3, {}),
+        (page_of("05_fsdp.md"), file_of_drops, 3, {"kept": KEPT}),
+        (EXERCISES["05.5"].rows["A"].task, file_of_drops, 3, {"kept": KEPT_UNTIL_EXIT}),
         (page_of("08_pipelines.md"), file_of_stages, 4, sick_stages("")),
         *((one.task, file_of_stages, 4, sick_stages(one.row)) for one in EXERCISES["08.3"].variants),
     ],
-    ids=["05.5", "08.3", "08.3 A", "08.3 B"],
+    ids=["03.8 A", "05.5", "05.5 A", "08.3", "08.3 A", "08.3 B"],
 )
 def test_the_reports_with_lines_of_a_file_are_what_a_run_prints(text, file, ranks, arguments, tmp_path, monkeypatch):
-    (tmp_path / "step.py").write_text(file(), encoding="utf-8")
+    (tmp_path / "step.py").write_text(file(text), encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "step", raising=False)
     with pytest.raises(HangError) as error:
