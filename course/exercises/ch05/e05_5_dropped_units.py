@@ -131,7 +131,7 @@ def forward_with_exits(x, units, kept, group):
 
 
 def asked_at_each_unit(x, units, kept, group):
-    """Before each unit the ranks tell each other who goes on, and all stop when nobody does."""
+    """Before each unit all ranks learn whether any rank goes on; without one, they stop."""
     goes_on = True
     for unit, mine in zip(units, kept, strict=True):
         goes_on = goes_on and mine
@@ -143,7 +143,7 @@ def asked_at_each_unit(x, units, kept, group):
 
 
 def any_flag(kept, group):
-    """For each unit how many ranks have a True, also where they have exited."""
+    """For each unit how many ranks have a True, also after their exit."""
     return comm.all_reduce(torch.tensor(kept).long(), group)
 
 
@@ -184,7 +184,7 @@ if i < depth => if kept[i]
 or kept.index(False) => sum(kept)
 or kept.index(False) => len(kept) - kept[::-1].index(True)
     You count a True after the first False.
-        A rank that has exited does not come back: its depth is the place of its first False.
+        A rank does not return after its exit: its depth is the place of its first False.
 kept.index(False) => kept.index(False) + 1
     A rank computes one unit too many: the first that is False for it.
         It exits before that unit.

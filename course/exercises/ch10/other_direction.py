@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 from torch import distributed as dist
 
-SWAPPED = {  # what the other direction changes: in a program
+SWAPPED = {  # changed by the direction: in a program
     "rank > 0": "rank < last",
     "rank - 1": "rank + 1",
     "min(last - rank": "min(rank",
@@ -74,12 +74,12 @@ work, and that every send and receive is waited for.
 # The edits are of the book's solution, in its direction; `mirrored` turns what they make of it.
 MISTAKES_OF_ROW = """
 wrong_step
-    This is what the program of the task gives: ranks in the middle are wrong, and no send is waited for.
+    The program of the task gives this: ranks in the middle are wrong, and no send is waited for.
         They alone receive several inputs and keep them at the same time: allocate a tensor per message. Then keep the
         handle of each send, and wait for all of them.
 min(last - rank, m) => min(rank, m)
 hangs
-    It hangs, because the warmup is that of the other direction.
+    It hangs, because the warmup is the one of the book's direction.
         Rank 0 computes the loss, and runs backward after its first forward; the last rank runs most forwards before.
 warmup, sends = min(last - rank, m), [] => warmup, sends, used = min(last - rank, m), [], {}
 x = torch.empty_like(like) => x = used.setdefault(k % max(warmup, 1), torch.empty_like(like))
@@ -92,10 +92,10 @@ x = torch.empty_like(like) => x = used.setdefault(k % 2, torch.empty_like(like))
 in sends that were not waited for:
 sends.append((dist.isend(y, dst=rank + 1), y)) => dist.isend(y, dst=rank + 1)
     The sends of activations are not waited for.
-        Keep their handles, too.
+        Keep their handles as well.
 sends.append((dist.isend(g, dst=rank - 1), g)) => dist.isend(g, dst=rank - 1)
     The sends of gradients are not waited for.
-        Keep their handles, too.
+        Keep their handles as well.
 for send, _ in sends: => for send, _ in sends[-1:]:
 or
 min(last - rank, m), [] => min(last - rank, m), {}
@@ -110,7 +110,7 @@ sends.append((dist.isend(g, dst=rank - 1), g)) => 1 in sends and sends[1].wait()
 for send, _ in sends: => for send in sends:
 send.wait() => pass
     Each send is waited for before the next in its direction, and so the last is not.
-        After the loop, wait for that one, too.
+        After the loop, wait for the last one as well.
 
 in all:
 """
@@ -130,7 +130,7 @@ or sends.append((dist.isend(g, dst=rank - 1), g)) => dist.send(g, dst=rank - 1)
 
 
 def mirrored(program):
-    """The same for the other direction."""
+    """The program in the row's direction."""
     both = SWAPPED | {new: old for old, new in SWAPPED.items()}
     return replace(program, text=re.sub("|".join(map(re.escape, both)), lambda found: both[found[0]], program.text))
 
