@@ -263,6 +263,32 @@ def test_no_file_is_long(say):
     say(f"lib: {whole} lines, {code} of code, {len(of_lib)} files; the longest of all: {longest}, {lines[longest]}")
 
 
+# `density` of packages that people read as models, at commits b5bcd76c, a1b4ee2, 92d63d4 and 59714b1.
+READ_ALOUD = {"torchtitan": (5.9, 1.3), "torchgpipe": (7.9, 2.2), "nanochat": (9.3, 2.3), "picotron": (9.9, 1.2)}
+COMPREHENSIONS = ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
+
+
+def density(paths):
+    """Syntax nodes for each line of code, and comprehensions for a hundred."""
+    nodes = [node for path in paths for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))]
+    code = sum(map(lines_of_code, paths))
+    return len(nodes) / code, 100 * sum(isinstance(node, COMPREHENSIONS) for node in nodes) / code
+
+
+def test_how_dense_each_room_is(say):
+    """Printed beside the models, and no limit: in a dense room a reader stops, so look there for easier lines."""
+    of_rooms = {}
+    for module, path in MODULES.items():
+        if path.name != "__init__.py" and not module.startswith("course.exercises."):
+            of_rooms.setdefault(room_of(module) or "lib", []).append(path)
+    rows = READ_ALOUD | {room: density(paths) for room, paths in of_rooms.items()}
+    lines = [
+        f"{name:24} {nodes:5.1f} {often:5.1f}" for name, (nodes, often) in sorted(rows.items(), key=lambda x: x[1])
+    ]
+    say("\n".join(["nodes in a line, comprehensions in a hundred", *lines]))
+    assert {*of_rooms} > {"lib", "lib.runtime", "lib.planner", "course.check"}
+
+
 def test_what_is_pure_does_not_load_torch():
     """One fresh interpreter: the pure modules, then `lib.launch`, whose server starts before torch is there."""
     pure = [m for m in MODULES if within(m, PURE)]
