@@ -21,10 +21,11 @@ from typing import TYPE_CHECKING, Any
 
 from lib.runtime import call_table, headroom, places
 from lib.runtime.call_table import MismatchError  # noqa: F401 a caller finds the errors of `run` here
+from lib.runtime.errors import RankError, RunError, RunTimeout  # noqa: F401
 from lib.runtime.hang import HangError  # noqa: F401
 from lib.runtime.headroom import RUN, Folder
-from lib.runtime.ranks import RankError, Ranks, RunTimeout  # noqa: F401
-from lib.runtime.server import RunError, server, start_server
+from lib.runtime.ranks import Ranks
+from lib.runtime.server import server, start_server
 from lib.torchrun.start import close, init  # noqa: F401
 from lib.trace import Trace
 

@@ -17,9 +17,8 @@ name follows from the ranks, the purpose, and a count of equal groups, which is 
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import timedelta
-from functools import cached_property
 from math import prod
 from typing import Any
 
@@ -27,44 +26,10 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from lib.runtime.calls import Call, Record
+from lib.runtime.group import Group
 
 timeout: timedelta | None = None  # of new process groups; torch's own without one
 _made: Counter[str] = Counter()  # process groups of the same ranks and purpose
-
-
-@dataclass(frozen=True)
-class Group:
-    """The ranks that one collective spans.
-
-    Args:
-        axis: mesh axis, several axes joined by ×, or `"world"`.
-        ranks: global ranks of the members, in group order.
-        rank: this rank's index in `ranks`.
-        pg: process group of torch.distributed; None is the default group, or a group of one rank.
-    """
-
-    axis: str = "world"
-    ranks: tuple[int, ...] = (0,)
-    rank: int = 0
-    pg: Any = field(default=None, repr=False, compare=False)
-
-    @property
-    def size(self) -> int:
-        return len(self.ranks)
-
-    @property
-    def global_rank(self) -> int:
-        return self.ranks[self.rank]
-
-    @cached_property
-    def channel(self) -> str:
-        """The name of its process group in torch: the same on all its ranks, and unique."""
-        pg = self.pg or dist.group.WORLD
-        if pg is None:
-            raise RuntimeError(
-                "no process groups here: start ranks with run() or init(), and destroy the groups last"
-            )
-        return pg.group_name
 
 
 class MeshShape:

@@ -26,11 +26,11 @@ import torch
 from lib import comm
 from lib.checkpoint import files, folder
 from lib.checkpoint.files import CheckpointError
+from lib.checkpoint.settings import Checkpoints
 from lib.checkpoint.storage import Save, restore
 from lib.launch import device
 from lib.parallel import ParallelGPT
 from lib.runtime.hang import named_ranks
-from lib.training.config import Checkpoints
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)  # of Slurm before its time limit: --signal=USR1@60
 

@@ -17,7 +17,7 @@ from lib import cost, trace
 from lib.runtime import call_table, places
 
 if TYPE_CHECKING:
-    from lib.mesh import Group
+    from lib.runtime.group import Group
 
 table: call_table.CallTable | None = None  # shared by the ranks of one machine; set by worker, None under torchrun
 

@@ -20,7 +20,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from lib.runtime.server import RunError
+from lib.runtime.errors import RunError
 
 STILL_S = 2.0  # if all ranks wait and nothing moves for this long, it is a hang
 

@@ -19,40 +19,15 @@ from typing import Any
 
 from lib.runtime import headroom, output
 from lib.runtime.call_table import CallTable
+from lib.runtime.errors import RankError, RunError, RunTimeout
 from lib.runtime.fork_server import ForkServer
 from lib.runtime.hang import STARTING, HangError, Stillness
 from lib.runtime.places import LIB
-from lib.runtime.server import RunError, starting, uninterrupted, why_no_rank
+from lib.runtime.server import starting, uninterrupted, why_no_rank
 
 START_S = 60.0  # the longest start: it takes seconds on a busy machine, and forever if an argument never arrives
 GRACE_S = 0.5  # after a failure, how long to listen for the rank that caused it and for equal failures
 NOISE_BYTES = headroom.MB  # of output that bypasses Python's stdout; a longer file is emptied
-
-
-class RankError(RunError):
-    """A rank raised an exception, exited, or was killed.
-
-    Attributes:
-        rank, ranks: the rank that failed; a tuple of it alone.
-        error, trace_back: the name of the exception's type, and the traceback, which the message also contains; both
-            are "" if there was no exception.
-    """
-
-    def __init__(self, message: str, rank: int = 0, error: str = "", trace_back: str = "") -> None:
-        super().__init__(message)  # `pickle` makes it of this alone, and then adds the attributes
-        self.rank, self.ranks, self.error, self.trace_back = rank, (rank,), error, trace_back
-
-
-class RunTimeout(RunError, TimeoutError):
-    """The ranks were still computing when the time limit passed.
-
-    Attributes:
-        ranks: for whom the others waited.
-        held_bytes: memory that all ranks held together.
-    """
-
-    ranks: tuple[int, ...] = ()
-    held_bytes: int = 0
 
 
 class Ranks:

@@ -22,6 +22,7 @@ import threading
 from collections.abc import Iterable
 from multiprocessing import resource_tracker
 
+from lib.runtime.errors import RunError
 from lib.runtime.fork_server import ForkServer
 from lib.runtime.places import LIB, ROOT, packages
 
@@ -30,10 +31,6 @@ _server: ForkServer | _Here | None = None
 _imported: dict[str, tuple[str, ...]] = {}  # of the packages on top of `lib`, those that the server was told of
 _files: dict[str, tuple] = {}  # of lib and of these, as the server read them: path -> (time, size)
 _users: set[threading.Thread] = set()  # threads with a run in progress
-
-
-class RunError(RuntimeError):
-    """A run failed."""
 
 
 @contextlib.contextmanager

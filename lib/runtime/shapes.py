@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parameter import UninitializedTensorMixin
 
-from lib.mesh import Group
+from lib.runtime.group import Group
 
 COUNTED = {  # dtypes that backends can add; all others move as bytes
     *(torch.uint8, torch.int8, torch.int32, torch.int64, torch.bool),

@@ -20,8 +20,9 @@ import torch.distributed._functional_collectives as functional
 from torch.distributed import device_mesh
 
 from lib import comm  # it keeps the original functions, before `watch` replaces them
-from lib.mesh import Group, new_group_of
+from lib.mesh import new_group_of
 from lib.runtime.calls import Call, Record
+from lib.runtime.group import Group
 
 _WATCHED = {  # the argument of which all ranks pass the same shape and dtype -> the functions that have it
     "tensor": "all_reduce broadcast reduce gather scatter all_gather send isend recv irecv",

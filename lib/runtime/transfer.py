@@ -25,9 +25,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from lib import cost
-from lib.mesh import Group
 from lib.runtime import calls
 from lib.runtime.calls import Call, Record
+from lib.runtime.group import Group
 from lib.runtime.shapes import spec
 
 # Stored now, because lib.runtime.spy replaces them by recorded versions for direct calls of torch.distributed.

@@ -28,11 +28,11 @@ import torch
 import torch.distributed as dist
 
 from lib import mesh, trace
-from lib.mesh import Group
 from lib.runtime import calls, hang, headroom, output, places, spy, transfer
 from lib.runtime.call_table import CallTable, MismatchError
+from lib.runtime.errors import RankError
+from lib.runtime.group import Group
 from lib.runtime.pickled import Pickled, read
-from lib.runtime.ranks import RankError
 
 MOST_SAID = 20_000  # letters of a traceback
 

@@ -33,8 +33,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from lib.runtime.errors import StartError
 from lib.runtime.hang import named_ranks
-from lib.torchrun.start import StartError
 
 START_S = 120.0  # for a rank to arrive, and to connect
 LIB = Path(__file__).parents[1]

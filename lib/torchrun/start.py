@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from lib.runtime.server import RunError
+from lib.runtime.errors import StartError
 
 if TYPE_CHECKING:
     import torch.distributed as dist
@@ -21,18 +21,6 @@ if TYPE_CHECKING:
 
 NAMES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "LOCAL_RANK")
 _watchdogs: list[Watchdog] = []  # of this process: one, because torch has one default group
-
-
-class StartError(RunError, ValueError):
-    """The variables of torchrun contradict each other or this machine, or the ranks do not agree.
-
-    Attributes:
-        ranks: that did not come, or cannot connect.
-    """
-
-    def __init__(self, message: str, ranks: tuple[int, ...] = ()) -> None:
-        super().__init__(message)
-        self.ranks = ranks
 
 
 def init(

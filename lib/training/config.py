@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, fields
 
 import torch
 
+from lib.checkpoint.settings import Checkpoints
 from lib.cost.sizes import BUCKET_BYTES, RECOMPUTE, ZERO_STAGES
 from lib.layout import SCHEDULES, Layout, whole_number
 from lib.model import GPTConfig
@@ -73,31 +74,6 @@ class TrainConfig:
         if self.seed not in range(2**63):
             raise ValueError(f"seed={self.seed} must be a whole number from 0 to 2**63 - 1")
         self.layout.check(self.model, self.global_batch)
-
-
-@dataclass(frozen=True)
-class Checkpoints:
-    """Where and how often to save.
-
-    Args:
-        checkpoint: folder for checkpoints of this run alone, which all machines share; Ctrl-C, SIGTERM, SIGUSR1 and a
-            file of the name stop in this folder then save before they end the run.
-        checkpoint_every: steps between two checkpoints; the last step is always saved.
-        keep: number of newest checkpoints to keep.
-        resume: the checkpoint to continue from, under any layout; auto is the newest, or a new run if there is none.
-
-    Raises:
-        ValueError: an invalid number.
-    """
-
-    checkpoint: str
-    checkpoint_every: int = 100
-    keep: int = 3
-    resume: str | None = None
-
-    def __post_init__(self) -> None:
-        whole_number("checkpoint_every", self.checkpoint_every, 1)
-        whole_number("keep", self.keep, 1)
 
 
 # ---- on the command line --------------------------------------------------------------------------------------------

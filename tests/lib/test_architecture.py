@@ -38,6 +38,9 @@ SPEAKS_DISTRIBUTED = {
     "course.exercises",  # learners may answer with it
     "book.trials.typed",  # a group that only pretends, for a type checker
 }
+# What starts ranks, lets them talk, and sees who hangs: a floor of its own, which needs only formulas of the rest. A
+# copy of it works alone (`test_ground.py`).
+GROUND = [f"lib.{name}" for name in "launch comm mesh trace kineto runtime torchrun doctor".split()]
 SAME_NAMES = {
     "main",  # what `python -m` starts: lib.train, lib.doctor, course.check
     "train",  # the loop of lib.training.loop; lib.train is its command line
@@ -188,22 +191,48 @@ def test_the_rule_itself(source, target, may):
     assert allowed(source, target) is may
 
 
-def test_there_is_no_circle():
+def test_the_ground_imports_formulas_and_nothing_else():
+    ours = [(a, b) for a, b in EDGES if within(a, GROUND) and b != "lib"]
+    assert not [f"{a} -> {b}" for a, b in ours if not within(b, [*GROUND, "lib.cost"])]
+
+
+def test_the_ground_knows_no_name_of_what_stands_on_it():
+    """Also not in a string, by which it could be imported."""
+    named = []
+    for module in (module for module in MODULES if within(module, GROUND)):
+        for node in ast.walk(ast.parse(MODULES[module].read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                named += [f"{module}: {found}" for found in re.findall(r"\b(?:course|book)[./]\w+", node.value)]
+    assert not named
+
+
+def circle_in(edges):
+    """The first circle that imports make, as a list; an empty one without."""
     below = {}
-    for a, b in EDGES:
+    for a, b in edges:
         below.setdefault(a, set()).add(b)
+    through = set()  # from here nothing leads back
 
     def walk(module, path):
-        assert module not in path, " -> ".join([*path, module])
-        for target in below.get(module, ()):
-            walk(target, [*path, module])
+        if module in path:
+            return [*path[path.index(module) :], module]
+        if module not in through:
+            for target in sorted(below.get(module, ())):
+                if found := walk(target, [*path, module]):
+                    return found
+            through.add(module)
+        return []
 
-    at_top = {(m, name) for m, path in MODULES.items() for name, top in imports(path) if top and name in MODULES}
-    below = {}
-    for a, b in at_top:
-        below.setdefault(a, set()).add(b)
-    for module in below:
-        walk(module, [])
+    return next(filter(None, (walk(module, []) for module in sorted(below))), [])
+
+
+def test_there_is_no_circle():
+    """Of files, wherever they import: at the top, in a function, or for a type checker. And of rooms."""
+    assert circle_in([("a", "b"), ("b", "c"), ("d", "b"), ("c", "d")]) == ["b", "c", "d", "b"]
+    files = [(a, b) for a, b in EDGES if b not in FLOORS]
+    assert circle_in(files) == []
+    folders = [(room_of(a), room_of(b)) for a, b in files if a != "course.check.catalogue"]  # it loads what is asked
+    assert circle_in([(a, b) for a, b in folders if a and b and a != b]) == []
 
 
 def test_the_serial_twin_stands_alone():

@@ -1,0 +1,42 @@
+"""The ranks that one collective spans; `lib.mesh` makes them along the axes of a mesh."""
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch.distributed as dist
+
+
+@dataclass(frozen=True)
+class Group:
+    """The ranks that one collective spans.
+
+    Args:
+        axis: mesh axis, several axes joined by ×, or `"world"`.
+        ranks: global ranks of the members, in group order.
+        rank: this rank's index in `ranks`.
+        pg: process group of torch.distributed; None is the default group, or a group of one rank.
+    """
+
+    axis: str = "world"
+    ranks: tuple[int, ...] = (0,)
+    rank: int = 0
+    pg: Any = field(default=None, repr=False, compare=False)
+
+    @property
+    def size(self) -> int:
+        return len(self.ranks)
+
+    @property
+    def global_rank(self) -> int:
+        return self.ranks[self.rank]
+
+    @cached_property
+    def channel(self) -> str:
+        """The name of its process group in torch: the same on all its ranks, and unique."""
+        pg = self.pg or dist.group.WORLD
+        if pg is None:
+            raise RuntimeError(
+                "no process groups here: start ranks with run() or init(), and destroy the groups last"
+            )
+        return pg.group_name
