@@ -7,7 +7,7 @@ somebody is at work on it, stops its own check and no other.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Collection, Iterator, MutableMapping
 from pathlib import Path
 
 import course.exercises
@@ -51,10 +51,10 @@ class Catalogue(MutableMapping[str, Exercise]):
     def __contains__(self, exercise_id: object) -> bool:
         return exercise_id in self._loaded or exercise_id in self._files
 
-    def able(self, *chapters: str) -> tuple[list[Exercise], list[str]]:
+    def able(self, chapters: Collection[str] | None = None) -> tuple[list[Exercise], list[str]]:
         """The exercises of these chapters, or all, that can be loaded; and of each that cannot, why."""
         loaded, broken = [], []
-        for exercise_id in [i for i in self if not chapters or i[:2] in chapters]:
+        for exercise_id in [i for i in self if chapters is None or i[:2] in chapters]:
             try:
                 loaded.append(self[exercise_id])
             except BrokenExercise as error:

@@ -41,8 +41,9 @@ def test_a_broken_file_is_named_and_stops_no_other(broken):
         exercises["01.2"]
     with pytest.raises(BrokenExercise, match="ModuleNotFoundError: No module named 'nowhere_at_all'. Mend this file"):
         exercises["01.3"]
-    able, why = exercises.able("01")
+    able, why = exercises.able({"01"})
     assert [e.id for e in able] == [i for i in exercises if i not in ("01.2", "01.3")] and len(why) == 2
+    assert exercises.able(set()) == ([], [])
 
 
 def test_progress_names_what_it_could_not_load(broken, own_progress, monkeypatch, capsys):

@@ -112,6 +112,8 @@ def needed_by(asked):
     more = {
         "e03_7_train_replicas": ("e03_4_accumulate", "e08_4_accumulate"),
         "e03_4_accumulate": ("e08_4_accumulate",),
+        "e03_8_train_uneven": ("corrupt", "e03_4_accumulate", "e08_4_accumulate"),
+        "e10_1_repaired_step": ("other_direction",),
         "e11_1_corrected_order": ("in_threads", "tagged"),
         "e12_1_later": ("queued",),
         "e13_4_step_on_eight": ("gathered",),
