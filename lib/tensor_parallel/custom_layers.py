@@ -166,8 +166,8 @@ def check_layers(model: nn.Module, n: int, sequence_parallel: bool) -> None:
         if place == BETWEEN and not sequence_parallel:
             if marks:
                 raise ValueError(
-                    f"{_said(name, module, n)} is marked by mark_partial, but without sequence_parallel it works on the "
-                    f"full sequence, so its gradients would be summed {n} times: mark it only with "
+                    f"{_said(name, module, n)} is marked by mark_partial, but without sequence_parallel it works on "
+                    f"the full sequence, so its gradients would be summed {n} times: mark it only with "
                     "sequence_parallel=True"
                 )
         elif place == BETWEEN and isinstance(module, Attention) and own_part(module, n) not in ("", "forward"):

@@ -89,8 +89,8 @@ def check_marks(model: nn.Module) -> None:
         if not is_marked and any(p.requires_grad for p in one.parameters(recurse=False)):
             raise ValueError(
                 f"{name or 'the model'} ({type(one).__name__}) has parameters, and other layers of this model shard "
-                "the sequence: call mark_partial(module) of lib/tensor_parallel/sequence.py if it gets a shard, so that "
-                "its gradients are summed, or set module.partial_gradients = () if it gets all tokens"
+                "the sequence: call mark_partial(module) of lib/tensor_parallel/sequence.py if it gets a shard, so "
+                "that its gradients are summed, or set module.partial_gradients = () if it gets all tokens"
             )
 
 
