@@ -38,7 +38,7 @@ from lib.runtime.shapes import (
 )
 from lib.runtime.transfer import Pending, collective, link, message  # noqa: F401 this too
 
-TOGETHER_BYTES = 16 * 2**20  # per message of `agree`
+TOGETHER_BYTES = 16 * 2**20  # per message of `broadcast_coalesced`
 
 # Stored now, because lib.runtime.spy replaces them by recorded versions for direct calls of torch.distributed.
 _all_reduce, _broadcast, _barrier, _reduce = dist.all_reduce, dist.broadcast, dist.barrier, dist.reduce
@@ -209,7 +209,7 @@ def broadcast(x: Tensor, group: Group, src: int = 0) -> Tensor:
 
 
 @torch.no_grad()
-def agree(tensors: Iterable[Tensor], group: Group) -> None:
+def broadcast_coalesced(tensors: Iterable[Tensor], group: Group) -> None:
     """Overwrite tensors by the tensors of rank 0 of the group, except tensors on the meta device.
 
     Small tensors of one dtype and device share a message, because each message costs a latency.
@@ -227,6 +227,9 @@ def agree(tensors: Iterable[Tensor], group: Group) -> None:
         flat = broadcast(torch.cat([x.reshape(-1) for x in some]), group)
         for x, values in zip(some, flat.split([x.numel() for x in some]), strict=True):
             x.copy_(values.view_as(x))
+
+
+agree = broadcast_coalesced  # its old name, for notebooks that have it
 
 
 def reduce(x: Tensor, group: Group, dst: int = 0, op: str = "sum") -> Tensor | None:

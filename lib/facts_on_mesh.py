@@ -8,7 +8,7 @@ groups of the mesh, they are enough.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from operator import attrgetter
 
@@ -40,42 +40,75 @@ def facts_of(
     Raises:
         ValueError: nothing to train, weights shared in different ways, or a sharded sequence and a missing mark.
     """
-    counted = (norm_over or mesh.world).ranks
     pieces = {0: stages} if isinstance(stages, nn.Module) else {s: stage.module for s, stage in stages.items()}
     rows, pipeline, cut = ([axis] if axis in mesh.shape.axes else [] for axis in AXES)
-    tp, over, over_slices = (_group(mesh, axes) for axes in (cut, rows, rows + cut))
-    slices = set().union(*map(with_partial_gradients, pieces.values()))
-    used_by = next((piece.used_by for piece in pieces.values() if hasattr(piece, "used_by")), [])
-    tied: list[tuple[dict[int, str], Group | None]] = []  # the users of a weight; their ranks, if there are several
-    alike: dict[tuple[int, ...], list[int]] = {}
-    for users in used_by:
-        ranks = tuple(sorted({rank_of[s] for s in users}))
-        of_slices = {id(pieces[s].get_parameter(name)) for s, name in users.items() if s in pieces} & slices
-        axes = [*rows, "pp", *(cut if of_slices else [])]
-        tied.append((users, _group(mesh, axes, {"pp": ranks}) if len(ranks) > 1 else None))
-        if len(ranks) > 1 and (same := alike.setdefault(ranks, [*users])) != [*users]:  # they share buckets
-            raise ValueError(
-                f"stages {same} share a weight, {[*users]} another, all on ranks {ranks}: cut them alike"
-            )
-    found: dict[int, Fact] = {}
-    for number, piece in pieces.items():
+    tp, replicas, replicas_and_slices = _group(mesh, cut), _group(mesh, rows), _group(mesh, rows + cut)
+    partial = set().union(*map(with_partial_gradients, pieces.values()))
+    tied = _tied_weights(pieces, mesh, rank_of, partial)
+    counted = set((norm_over or mesh.world).ranks)
+
+    facts: dict[int, Fact] = {}
+    for stage, piece in pieces.items():
         if tp.size > 1:
             check_marks(piece)
         placements = {name: placement for name, (_, placement) in parts(piece).items()}
-        shared = {users[number]: (next(iter(users.values())), both) for users, both in tied if number in users}
         for name, p in piece.named_parameters():
-            if id(p) in found:  # by a different stage on this rank
-                found[id(p)] = replace(found[id(p)], stages=(*found[id(p)].stages, number))
+            if id(p) in facts:  # a different stage on this rank uses it, too
+                before = facts[id(p)]
+                facts[id(p)] = replace(before, stages=(*before.stages, stage))
                 continue
-            serial, both = shared.get(name, (name, None))
-            sums = both or (over_slices if id(p) in slices else over)
-            copies = len(set(sums.ranks) & set(counted)) // (tp.size if id(p) in slices else 1)
-            uses = {"copies": copies, "stages": (number,), "crosses": both is not None}
-            found[id(p)] = Fact(serial, p, sums, placement=placements[name], cut_over=tp, **uses)
-    crossing = iter(sorted((fact for fact in found.values() if fact.crosses), key=attrgetter("name")))
-    facts = [next(crossing) if fact.crosses else fact for fact in found.values()]  # in the same order on all ranks
-    check_trains(facts, _group(mesh, pipeline), all(hasattr(piece, "used_by") for piece in pieces.values()))
-    return facts
+            serial, users = tied.get((stage, name), (name, None))
+            is_partial = id(p) in partial
+            sum_over = users or (replicas_and_slices if is_partial else replicas)
+            in_the_norm = len(counted.intersection(sum_over.ranks))
+            copies = in_the_norm // tp.size if is_partial else in_the_norm
+            facts[id(p)] = Fact(
+                serial,
+                p,
+                sum_over,
+                placement=placements[name],
+                cut_over=tp,
+                copies=copies,
+                stages=(stage,),
+                crosses=users is not None,
+            )
+    in_order = _crossing_by_name(list(facts.values()))
+    check_trains(in_order, _group(mesh, pipeline), all(hasattr(piece, "used_by") for piece in pieces.values()))
+    return in_order
+
+
+def _tied_weights(
+    pieces: Mapping[int, nn.Module], mesh: Mesh, rank_of: Sequence[int], partial: Collection[int]
+) -> dict[tuple[int, str], tuple[str, Group | None]]:
+    """(stage, name) of a weight that several stages use → its serial name, and the ranks of all its users.
+
+    The ranks are None if one rank has all its users: then its gradient is a sum like any other.
+    """
+    used_by = next((piece.used_by for piece in pieces.values() if hasattr(piece, "used_by")), [])
+    rows, _, cut = ([axis] if axis in mesh.shape.axes else [] for axis in AXES)
+    tied: dict[tuple[int, str], tuple[str, Group | None]] = {}
+    stages_on: dict[tuple[int, ...], list[int]] = {}  # ranks → the stages that share a weight there
+    for users in used_by:
+        ranks, group = tuple(sorted({rank_of[stage] for stage in users})), None
+        if len(ranks) > 1:
+            if (first := stages_on.setdefault(ranks, [*users])) != [
+                *users
+            ]:  # weights of the same ranks share buckets
+                raise ValueError(
+                    f"stages {first} share a weight, {[*users]} another, all on ranks {ranks}: cut them alike"
+                )
+            here = [pieces[stage].get_parameter(name) for stage, name in users.items() if stage in pieces]
+            is_partial = any(id(p) in partial for p in here)
+            group = _group(mesh, [*rows, "pp", *(cut if is_partial else [])], {"pp": ranks})
+        serial, *_ = users.values()
+        tied |= {(stage, name): (serial, group) for stage, name in users.items()}
+    return tied
+
+
+def _crossing_by_name(facts: list[Fact]) -> list[Fact]:
+    """The facts, in which those that cross ranks stand in the order of their names: the same on all these ranks."""
+    crossing = iter(sorted((fact for fact in facts if fact.crosses), key=attrgetter("name")))
+    return [next(crossing) if fact.crosses else fact for fact in facts]
 
 
 def _group(mesh: Mesh, axes: list[str], among: dict | None = None) -> Group:

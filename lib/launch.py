@@ -6,6 +6,9 @@ The idea: one server process imports torch once, and forks a rank in a hundredth
 collects results and output, names the rank that failed, and ends a run in which nothing moves with a table of the ranks
 that wait. No process and no file is left in any case. `init()` is the start of the same code under `torchrun`, on many
 machines (`lib.torchrun`).
+
+This is the door for whoever has no GPT: `launch`, `comm`, `mesh`, `trace`, `kineto`, `runtime/`, `torchrun/`, `doctor/`
+and `cost/` work without the rest of the library (the page *Ranks without the book*; `tests/lib/test_ground.py`).
 """
 
 from __future__ import annotations

@@ -149,7 +149,7 @@ class Heads(nn.Module):
 
     Args:
         widths: of queries, keys and values of all heads on this rank: [H·E, K·E, K·E].
-        turns: rotate queries and keys by their positions (`turned`).
+        turns: rotate queries and keys by their positions (`rotary`).
     """
 
     def __init__(self, widths: Sequence[int], d_head: int, dropout: float = 0.0, turns: bool = False) -> None:
@@ -164,7 +164,7 @@ class Heads(nn.Module):
         if self.turns:  # into a new qkv, so that the old one is not kept for backward
             qk, v = qkv.split([self.widths[0] + self.widths[1], self.widths[2]], dim=-1)
             positions_T = torch.arange(qkv.shape[1], device=qkv.device)
-            qkv = torch.cat([turned(qk.unflatten(-1, (-1, self.d_head)), positions_T).flatten(2), v], dim=-1)
+            qkv = torch.cat([rotary(qk.unflatten(-1, (-1, self.d_head)), positions_T).flatten(2), v], dim=-1)
         parts = qkv.split(self.widths, dim=-1)
         q_BHTE, k_BKTE, v_BKTE = (part.unflatten(-1, (-1, self.d_head)).transpose(1, 2) for part in parts)
         return self.attention(q_BHTE, k_BKTE, v_BKTE).transpose(1, 2).flatten(2)
@@ -177,7 +177,7 @@ class Heads(nn.Module):
         )
 
 
-def turned(x_BTHE: Tensor, positions_T: Tensor, base: float = 10_000.0) -> Tensor:
+def rotary(x_BTHE: Tensor, positions_T: Tensor, base: float = 10_000.0) -> Tensor:
     """RoPE: rotate elements 2i and 2i + 1 of a head, as a point in a plane, by position · base^(−2i/E).
 
     The product of a query and a key then depends only on their distance. x[B, T, H, E] → x[B, T, H, E].
@@ -189,6 +189,9 @@ def turned(x_BTHE: Tensor, positions_T: Tensor, base: float = 10_000.0) -> Tenso
     angles = positions_T[:, None, None] * base ** -(pairs / x_BTHE.shape[-1])
     points = torch.view_as_complex(x_BTHE.to(wide).unflatten(-1, (-1, 2)))
     return torch.view_as_real(points * torch.polar(torch.ones_like(angles), angles)).flatten(-2).to(x_BTHE.dtype)
+
+
+turned = rotary  # its old name, for notebooks that have it
 
 
 class Attention(nn.Module):

@@ -245,14 +245,22 @@ class ParallelGPT:
         All ranks must call it; rank 0 gets it, the others an empty dict.
         """
         self.owner.settle()
-        collected = {name: x for flat in self.owner.flats for name, x in flat.collect().items()}
-        mine = ((fact, collected.get(fact.name, fact.parameter)) for fact in self.facts)
-        whole = {fact.name: unshard(x, fact.placement, fact.cut_over) for fact, x in mine}
-        like = next(iter(whole.values()))
-        knows = torch.tensor([self.pp.rank if name in whole else -1 for name in self.shapes], device=like.device)
-        for who, (name, shape) in zip(comm.all_reduce(knows, self.pp, "max"), self.shapes.items(), strict=True):
-            whole[name] = comm.broadcast(whole.get(name, like.new_empty(shape)), self.pp, src=int(who))
-        return {} if self.mesh.world.rank else {key: whole[name] for key, (name, _) in self.serial.items()}
+        of_flats = {name: x for flat in self.owner.flats for name, x in flat.collect().items()}
+        full: dict[str, Tensor] = {}
+        for fact in self.facts:
+            mine = of_flats.get(fact.name, fact.parameter)
+            full[fact.name] = unshard(mine, fact.placement, fact.cut_over)
+
+        # A stage has some of the parameters: the last stage that has one sends it to the others.
+        like = next(iter(full.values()))
+        has = torch.tensor([self.pp.rank if name in full else -1 for name in self.shapes], device=like.device)
+        senders = comm.all_reduce(has, self.pp, "max").tolist()
+        for sender, (name, shape) in zip(senders, self.shapes.items(), strict=True):
+            mine = full[name] if name in full else like.new_empty(shape)
+            full[name] = comm.broadcast(mine, self.pp, src=sender)
+        if self.mesh.world.rank > 0:
+            return {}
+        return {key: full[name] for key, (name, _) in self.serial.items()}
 
     @torch.no_grad()
     def load_full_state_dict(self, state: Mapping[str, Tensor]) -> None:

@@ -73,8 +73,14 @@ class LiveGPT:
         self.of_head: Buffer | None = None  # gradient of a tied weight, until the embedding adds to it
 
     def new(self, size: int) -> Buffer:
-        """A buffer; freed at once if the caller does not keep it."""
+        """A buffer, which lives as long as something refers to it."""
         return Buffer(self, size)
+
+    def temporary(self, size: int) -> None:
+        """A buffer that is freed before the next line: it counts at the peak alone."""
+        self.live += size
+        self.seen()
+        self.live -= size
 
     def grads(self, weights: list[Weight]) -> Buffer:
         return self.new(sum(weight.size for weight in weights) * self.itemsize)
@@ -120,7 +126,7 @@ class LiveGPT:
 
         def backward(gradient: Any, saved: tuple = saved) -> tuple:
             result, grads = gradient if size is None else self.new(size), self.grads(weights)
-            self.new(brief)
+            self.temporary(brief)
             return result, weights, grads
 
         return backward
@@ -132,14 +138,14 @@ class LiveGPT:
         if not self.slices:
             return shard
         full = self.new(self.x)
-        self.new(self.x * self.copied)
+        self.temporary(self.x * self.copied)
         return full
 
     def reduce(self) -> Buffer:
         """All-reduce a partial sum; or reduce-scatter it, with what is sent and received in further buffers."""
         result = self.new(self.between)
         if self.slices:
-            self.new(self.x + (self.x + self.between) * self.copied)
+            self.temporary(self.x + (self.x + self.between) * self.copied)
         return result
 
     def norm(self, x: Buffer, weights: list[Weight]) -> tuple:
@@ -177,9 +183,9 @@ class LiveGPT:
         def in_flight(gradient: Buffer, shard: Buffer = x) -> tuple:
             """The gather of x, the matmul and the reduce-scatter of its result are in flight together."""
             buffers, result = self.new((3 + self.copied) * self.x), self.new(self.between)
-            self.new(self.x * self.copied)
+            self.temporary(self.x * self.copied)
             grads = self.grads(weights)
-            self.new(self.between * self.copied)
+            self.temporary(self.between * self.copied)
             del buffers
             return result, weights, grads
 
@@ -215,17 +221,18 @@ class LiveGPT:
 
     def attention(self, qkv: Buffer) -> tuple:
         """Saves queries, keys and values, its output, and an element per token and head."""
-        size, turned = self.qkv, (self.qkv + self.x // self.tp) // 2  # queries and keys, which a Llama rotates
+        size = self.qkv
+        rotated = (size + self.x // self.tp) // 2  # queries and keys, which a Llama rotates
         backwards, saved = [self.node(size)], qkv  # in the end three gradients are concatenated
         if self.is_llama:
             angles = self.new(self.shape.context * self.shape.d_model // self.shape.num_heads * max(self.itemsize, 4))
             saved = self.new(size)
-            self.new(turned)
+            self.temporary(rotated)
 
-            def turn(gradient: Buffer, angles: Buffer = angles) -> tuple:
-                return (gradient, self.new(turned)), [], self.new(turned + angles.size)
+            def rotate_back(gradient: Buffer, angles: Buffer = angles) -> tuple:
+                return (gradient, self.new(rotated)), [], self.new(rotated + angles.size)
 
-            backwards = [self.node(size), turn, *backwards]
+            backwards = [self.node(size), rotate_back, *backwards]
         logsumexp, out = self.new(self.wide * self.shape.num_heads // self.tp), self.new(self.x // self.tp)
         return out, *backwards, self.node(size, saved, logsumexp, out)
 
@@ -234,8 +241,15 @@ class LiveGPT:
         if not self.is_llama:
             return self.new(self.mlp), self.node(self.mlp, up)
         size, silu = self.mlp, self.new(self.mlp)
-        of_product = lambda _, silu=silu: ((self.new(size), self.new(size)), [], None)  # noqa: E731
-        of_silu = lambda both, up=up: ((self.new(size), both[1]), [], None)  # noqa: E731
+
+        def of_product(gradient: Buffer, silu: Buffer = silu) -> tuple:
+            """The gradients of silu(gate) and of up."""
+            return (self.new(size), self.new(size)), [], None
+
+        def of_silu(gradients: tuple[Buffer, Buffer], up: Buffer = up) -> tuple:
+            _, of_up = gradients
+            return (self.new(size), of_up), [], None
+
         return self.new(size), self.node(2 * size), of_silu, of_product
 
     # ---- the ends ---------------------------------------------------------------------------------------------------
@@ -246,7 +260,7 @@ class LiveGPT:
         lookup = self.node(token.size * self.itemsize, self.new(8 * self.tokens))
         mask = self.node(self.x, self.new(self.tokens))  # of the entries of this rank
         entries = self.new(self.x)
-        self.new(self.x)
+        self.temporary(self.x)
         y = self.reduce()
         del entries
 
@@ -261,7 +275,7 @@ class LiveGPT:
         indices, size = self.new(8 * self.shape.context), positions[0].size * self.itemsize
         size = size // self.tp if self.slices else size
         summed = self.new(self.between)
-        self.new(size)
+        self.temporary(size)
         return summed, *backwards, self.node(None, indices, weights=positions, brief=size)
 
     def head(self, x: Buffer) -> tuple:
@@ -281,5 +295,5 @@ class LiveGPT:
         """At the peak: logits, logits minus their maximum, and exponentials of these."""
         powers = self.wide * self.shape.vocab_size // self.tp
         saved = self.new(powers), self.new(10 * self.tokens)
-        self.new(powers + 8 * self.wide)
+        self.temporary(powers + 8 * self.wide)
         return None, self.node(self.logits), self.node(powers, *saved, brief=2 * self.wide)

@@ -143,7 +143,7 @@ def broadcast_weights(module: nn.Module, group: Group, parameters: bool = True) 
 
     Later changes of buffers, such as the running means of a batch norm, stay local to a rank.
     """
-    comm.agree((*(module.parameters() if parameters else ()), *module.buffers()), group)
+    comm.broadcast_coalesced((*(module.parameters() if parameters else ()), *module.buffers()), group)
 
 
 def global_mean(loss_sum: Tensor, count: Tensor | float, group: Group) -> Tensor:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from itertools import accumulate, groupby
 
@@ -23,7 +23,7 @@ from lib.pipeline.schedules.action import Op
 from lib.planner.peak import not_counted, step_memory
 from lib.planner.plan import Plan, bytes_out_of_a_node, step_bubble, step_traffic
 from lib.planner.search import Planned, bytes_of_rank, layout_text, share_of_rank, why_slower
-from lib.planner.seconds import OPTIMIZER_BYTES, step_s
+from lib.planner.seconds import OPTIMIZER_BYTES, Seconds, step_s
 from lib.planner.training import SHARES, Cluster, Layout4D, Stack, Training
 
 WIDTH, MOST_GANTT_ROWS = 100, 8
@@ -209,39 +209,78 @@ def _plan_sends(plan: Plan, ranks_per_node: int) -> list[dict]:
 
 def report_of_layout(training: Training, layout: Layout4D, tokens: float = 0, price: float = 0) -> Report:
     """Bytes and seconds of a run on a cluster, from formulas; days for `tokens`, money at a `price` per GPU hour."""
-    model, batch, seconds = training.model, training.global_batch, step_s(training, layout)
-    tp, cp, pp, dp, v = layout.tp, layout.cp, layout.pp, layout.dp, layout.stages_per_rank
-    step, of_step = seconds.total, batch * model.context
-    m, is_1f1b = max(1, int(layout.microbatches(batch))), layout.schedule == "1f1b"
-    sizes = {"pp": pp, "dp": dp, "cp": cp, "tp": tp}
-    words = _axes(model, batch, sizes, "interleaved " * (v > 1 and is_1f1b) + layout.schedule.upper(), m, layout)
-    more = {f"cp {cp}: {model.context // cp} of {model.context} tokens each": cp > 1}
-    more |= {f"replicas {layout.replicas}: ZeRO shards over {layout.shards} ranks": layout.replicas > 1}
-    every = f", in one block of {layout.every}" * (layout.every > 1)
-    more |= {f"recompute {layout.recompute}{every}": layout.recompute != "none"}
-    more |= {f"the loss in {layout.loss_chunks} pieces of the sequence": layout.loss_chunks > 1}
-    words += [line for line, holds in more.items() if holds]
-    equal = f" (were all stages equal, {bubble(pp, m, v):.1%})" * is_1f1b
-    waits = [f"bubble: {seconds.bubble / step:.1%} of the step{equal}"] if pp > 1 else []
-    answers = {"step_s": step, "tokens_per_s": of_step / step, "tokens_per_s_per_gpu": of_step / step / layout.gpus}
-    for name, recompute in (("mfu", "none"), ("hfu", layout.recompute)):
-        for counted in ("", "_causal"):
-            answers[name + counted] = training.utilisation(step, recompute, layout.every, bool(counted))
-    if tokens:
-        hours = tokens / of_step * step / 3600
-        answers |= {"tokens": tokens, "days": hours / 24, "gpu_hours": hours * layout.gpus}
-        answers |= {"price_per_gpu_hour": price, "money": price * answers["gpu_hours"]} if price else {}
-    places, sends = [_place(training, layout, place) for place in range(pp)], _sends(training, layout)
+    seconds = step_s(training, layout)
+    places = [_place(training, layout, place) for place in range(layout.pp)]
     need, room = max(place["held"]["total"] for place in places) / 1e9, training.room_bytes / 1e9
     fits = f"{'fits' if need <= room else 'does not fit'}: {need:.1f} of {room:.1f} GB"
+    answers = _answers(training, layout, seconds.total)
+    if tokens:
+        answers |= _of_the_run(tokens, price, layout.gpus, answers)
+    words, sends = _described(training, layout), _sends(training, layout)
+    waits = _waits(training, layout, seconds)
+    return Report(words, places, sends, waits, [fits], seconds._asdict(), answers, _inputs(training))
+
+
+def _described(training: Training, layout: Layout4D) -> list[str]:
+    """The axes, and each option that is not the usual one, in a line."""
+    model, batch, x = training.model, training.global_batch, layout
+    sizes = {"pp": x.pp, "dp": x.dp, "cp": x.cp, "tp": x.tp}
+    m, is_interleaved = max(1, int(x.microbatches(batch))), x.stages_per_rank > 1 and x.schedule == "1f1b"
+    lines = _axes(model, batch, sizes, "interleaved " * is_interleaved + x.schedule.upper(), m, layout)
+    if x.cp > 1:
+        lines.append(f"cp {x.cp}: {model.context // x.cp} of {model.context} tokens each")
+    if x.replicas > 1:
+        lines.append(f"replicas {x.replicas}: ZeRO shards over {x.shards} ranks")
+    if x.recompute != "none":
+        lines.append(f"recompute {x.recompute}" + f", in one block of {x.every}" * (x.every > 1))
+    if x.loss_chunks > 1:
+        lines.append(f"the loss in {x.loss_chunks} pieces of the sequence")
+    return lines
+
+
+def _waits(training: Training, layout: Layout4D, seconds: Seconds) -> list[str]:
+    """The bubble, beside that of equal stages, for which there is a formula with 1F1B."""
+    if layout.pp == 1:
+        return []
+    m = max(1, int(layout.microbatches(training.global_batch)))
+    equal = bubble(layout.pp, m, layout.stages_per_rank)
+    told = f" (were all stages equal, {equal:.1%})" if layout.schedule == "1f1b" else ""
+    return [f"bubble: {seconds.bubble / seconds.total:.1%} of the step{told}"]
+
+
+def _answers(training: Training, layout: Layout4D, step: float) -> dict[str, float]:
+    """What people ask of a step that takes so many seconds."""
+    of_step = training.global_batch * training.model.context
+    answers = {"step_s": step, "tokens_per_s": of_step / step, "tokens_per_s_per_gpu": of_step / step / layout.gpus}
+    for name, recompute in (("mfu", "none"), ("hfu", layout.recompute)):
+        answers[name] = training.utilisation(step, recompute, layout.every, False)
+        answers[f"{name}_causal"] = training.utilisation(step, recompute, layout.every, True)
+    return answers
+
+
+def _of_the_run(tokens: float, price: float, gpus: int, of_step: Mapping[str, float]) -> dict[str, float]:
+    """Days, GPU hours, and money if there is a price, for so many tokens."""
+    hours = tokens / of_step["tokens_per_s"] / 3600
+    found = {"tokens": tokens, "days": hours / 24, "gpu_hours": hours * gpus}
+    if price:
+        found |= {"price_per_gpu_hour": price, "money": price * found["gpu_hours"]}
+    return found
+
+
+def _inputs(training: Training) -> dict[str, str]:
+    """All that went into the numbers, in words."""
     cluster, constants = training.cluster, asdict(training.stack)
     recipe = "{weight_bytes} + {gradient_bytes} + {master_bytes} + {state_bytes}".format(**constants.pop("recipe"))
-    numbers = ", ".join(f"{name} {value}" for name, value in constants.items())
-    inputs = {"model": model_text(model), "GPU": device_text(cluster.device, cluster.per_node)}
-    of = next((gpu for gpu, shares in SHARES.items() if shares[0] == training.stack.matmul_share), "no GPU")
-    numbers += f", matmul_share calibrated on {of}, bytes per parameter kept {recipe} and moved {OPTIMIZER_BYTES}"
-    inputs |= {"stack": numbers, "not modelled": ", ".join(NOT_MODELLED)}
-    return Report(words, places, sends, waits, [fits], seconds._asdict(), answers, inputs)
+    calibrated = next((gpu for gpu, shares in SHARES.items() if shares[0] == training.stack.matmul_share), "no GPU")
+    numbers = [f"{name} {value}" for name, value in constants.items()]
+    numbers.append(f"matmul_share calibrated on {calibrated}")
+    numbers.append(f"bytes per parameter kept {recipe} and moved {OPTIMIZER_BYTES}")
+    return {
+        "model": model_text(training.model),
+        "GPU": device_text(cluster.device, cluster.per_node),
+        "stack": ", ".join(numbers),
+        "not modelled": ", ".join(NOT_MODELLED),
+    }
 
 
 def _place(training: Training, layout: Layout4D, place: int) -> dict:

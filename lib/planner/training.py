@@ -222,15 +222,33 @@ def training_of(row: Mapping) -> tuple[Training, Layout4D]:
     """The training run of a row, and its layout; keys of a row as in `book/published/runs.json`."""
     gpu = known(str(row["gpu"]).lower().split()[0], GPUS, "GPU")
     gpu = CARD_OF.get((row.get("stack"), gpu), gpu)
-    zero, flash = int(row.get("zero", 0)), bool(row.get("flash"))
-    gated, slices = bool(row.get("gated")), bool(row.get("sequence_parallel")) and row["tp"] > 1
-    sizes = (row[name] for name in ("hidden", "layers", "heads", "vocab", "seq"))
-    inside = row.get("kv_heads") or row["heads"], row.get("ffn") or 4 * row["hidden"]
-    kind = LLAMA if gated else {"dropout_masks": not flash}
-    model = ModelShape(*sizes, *inside, tied=not gated, **kind)
-    axes = row["tp"], row.get("cp", 1), row["pp"], row["dp"], row["microbatch"], row.get("interleave", 1)
-    how, copies = row.get("recompute", "none"), row.get("replicas", 1)
-    layout = Layout4D(*axes, zero, slices, SAME.get(how, how), row.get("schedule", "1f1b"), copies)
+    gated = bool(row.get("gated"))
+    kind = LLAMA if gated else {"dropout_masks": not row.get("flash")}
+    model = ModelShape(
+        row["hidden"],
+        row["layers"],
+        row["heads"],
+        row["vocab"],
+        row["seq"],
+        row.get("kv_heads") or row["heads"],
+        row.get("ffn") or 4 * row["hidden"],
+        tied=not gated,
+        **kind,
+    )
+    recompute = row.get("recompute", "none")
+    layout = Layout4D(
+        row["tp"],
+        row.get("cp", 1),
+        row["pp"],
+        row["dp"],
+        rows=row["microbatch"],
+        stages_per_rank=row.get("interleave", 1),
+        zero=int(row.get("zero", 0)),
+        sequence_parallel=bool(row.get("sequence_parallel")) and row["tp"] > 1,
+        recompute=SAME.get(recompute, recompute),
+        schedule=row.get("schedule", "1f1b"),
+        replicas=row.get("replicas", 1),
+    )
     cluster = Cluster(GPUS[gpu], row["gpus"], row.get("per_node", 8))
     return Training(model, cluster, stack_for(stack_of(row), gpu), row["global_batch"]), layout
 

@@ -10,7 +10,7 @@ The idea: a layer that is not exactly a layer of `lib/model.py` stays full on ea
     … with sequence parallelism  a shard of the sequence    a layer in `TOKENWISE`, or a marked layer
     around the head              a shard of the logits      a marked layer
 
-A mark is a statement by the user: the attribute `partial_gradients`, a tuple of parameter names, as `see_slices` sets
+A mark is a statement by the user: the attribute `partial_gradients`, a tuple of parameter names, as `mark_partial` sets
 it. All other layers are refused, by name, before anything changes.
 """
 
@@ -166,8 +166,8 @@ def check_layers(model: nn.Module, n: int, sequence_parallel: bool) -> None:
         if place == BETWEEN and not sequence_parallel:
             if marks:
                 raise ValueError(
-                    f"{_said(name, module, n)} is marked by see_slices, but without sequence_parallel it works on the "
-                    f"full sequence, so its gradients would be summed {n} times: mark it only with "
+                    f"{_said(name, module, n)} is marked by mark_partial, but without sequence_parallel it works on "
+                    f"the full sequence, so its gradients would be summed {n} times: mark it only with "
                     "sequence_parallel=True"
                 )
         elif place == BETWEEN and isinstance(module, Attention) and own_part(module, n) not in ("", "forward"):
@@ -181,7 +181,7 @@ def check_layers(model: nn.Module, n: int, sequence_parallel: bool) -> None:
 
 _WHY = {
     BETWEEN: "would get a shard of the sequence, and its partial gradients would never be summed: first call "
-    "see_slices(module) of lib/tensor_parallel/sequence.py if it treats tokens independently, or use "
+    "mark_partial(module) of lib/tensor_parallel/sequence.py if it treats tokens independently, or use "
     "sequence_parallel=False",
     AROUND: "may get shards of the logits, [B, T, V/n], or should return them: if it does so, state which of its "
     "gradients are partial sums, module.partial_gradients = () if none, or a tuple of names; else use an unchanged GPT "

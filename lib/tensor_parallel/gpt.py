@@ -35,7 +35,7 @@ from lib.placement import Fused, Shard, check_apart, parts, split_size, unshard
 from lib.recompute import recomputed
 from lib.tensor_parallel.custom_layers import BETWEEN, check_layers, is_shardable, is_table, is_tokenwise, unsharded
 from lib.tensor_parallel.linear import ColumnParallelLinear, RowParallelLinear
-from lib.tensor_parallel.sequence import dropout, each_rank_its_own, see_slices, slice_of_rank
+from lib.tensor_parallel.sequence import dropout, each_rank_its_own, mark_partial, slice_of_rank
 from lib.tensor_parallel.vocab import VocabParallelEmbedding
 
 SEQUENCE_DIM = 1  # of x[B, T, D]
@@ -72,7 +72,7 @@ def tensor_parallel(model: Model, group: Group, sequence_parallel: bool = False,
         if isinstance(module, Attention):
             copies_of_heads(module.heads, group)
     check_apart(model)
-    comm.agree((*model.parameters(), *model.buffers()), group)
+    comm.broadcast_coalesced((*model.parameters(), *model.buffers()), group)
     before = dict(model.named_parameters(remove_duplicate=False))
     if sequence_parallel:
         _shard_sequence(model, group)
@@ -111,14 +111,14 @@ def _shard_sequence(model: nn.Module, group: Group) -> None:
     """Prepare what stays between the pairs for a shard of the sequence: partial gradients, dropout, positions."""
     for _, module, place in unsharded(model, group.size):
         if place == BETWEEN and is_tokenwise(module) and not hasattr(module, "partial_gradients"):
-            see_slices(module)
+            mark_partial(module)
     for module in list(model.modules()):
         for name, child in module._modules.items():
             if type(child) is nn.Dropout:
                 setattr(module, name, dropout(child.p, group, sequence_parallel=True).train(child.training))
         if isinstance(module, Embed) and is_shardable(module, group.size) and is_table(module.position):
             module.position = SlicedPositions(module.position, group)
-            see_slices(module.position)
+            mark_partial(module.position)
         elif isinstance(module, GPT):
             module.sequence_slices = group.size
 

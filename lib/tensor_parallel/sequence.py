@@ -60,7 +60,7 @@ def dropout(p: float, group: Group, sequence_parallel: bool) -> nn.Dropout:
     return ShardedDropout(p, group) if sequence_parallel else nn.Dropout(p)
 
 
-def see_slices(module: nn.Module) -> None:
+def mark_partial(module: nn.Module) -> None:
     """Mark a module between the parallel layers, and all modules in it: their gradients are partial sums.
 
     Call it before `tensor_parallel` for a custom layer that treats tokens independently, and draws random numbers only
@@ -71,6 +71,9 @@ def see_slices(module: nn.Module) -> None:
     for one in module.modules():
         if not hasattr(one, "placements"):  # a parallel layer has its own marks
             one.partial_gradients = tuple(name for name, _ in one.named_parameters(recurse=False))
+
+
+see_slices = mark_partial  # its old name, for notebooks that have it
 
 
 def check_marks(model: nn.Module) -> None:
@@ -86,8 +89,8 @@ def check_marks(model: nn.Module) -> None:
         if not is_marked and any(p.requires_grad for p in one.parameters(recurse=False)):
             raise ValueError(
                 f"{name or 'the model'} ({type(one).__name__}) has parameters, and other layers of this model shard "
-                "the sequence: call see_slices(module) of lib/tensor_parallel/sequence.py if it gets a shard, so that "
-                "its gradients are summed, or set module.partial_gradients = () if it gets all tokens"
+                "the sequence: call mark_partial(module) of lib/tensor_parallel/sequence.py if it gets a shard, so "
+                "that its gradients are summed, or set module.partial_gradients = () if it gets all tokens"
             )
 
 

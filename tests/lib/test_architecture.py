@@ -318,6 +318,16 @@ def test_how_dense_each_room_is(say):
     assert {*of_rooms} > {"lib", "lib.runtime", "lib.planner", "course.check"}
 
 
+def test_the_page_says_how_long_its_nine_files_take():
+    page = (ROOT / "book" / "architecture.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| \d \| `(\S+)` \|.*\| (\d+) \|$", page, re.MULTILINE)
+    minutes = {path: len((ROOT / path).read_text(encoding="utf-8").splitlines()) / 12 for path, _ in rows}
+    assert {path: int(said) for path, said in rows} == {path: max(5, 5 * round(n / 5)) for path, n in minutes.items()}
+    total = sum(int(said) for _, said in rows)
+    assert len(rows) == 9 and f"in about {total} minutes" in page
+    assert f"nine files in {total} minutes" in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
 def test_what_is_pure_does_not_load_torch():
     """One fresh interpreter: the pure modules, then `lib.launch`, whose server starts before torch is there."""
     pure = [m for m in MODULES if within(m, PURE)]

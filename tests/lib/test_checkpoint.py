@@ -1109,3 +1109,22 @@ def test_export_of_what_is_no_checkpoint(saved, capsys):
             export([str(path), "--out", str(saved / "w.pt")])
         assert left.value.code == 1 and says in capsys.readouterr().err
     assert not (saved / "w.pt").exists()
+
+
+FILES = """
+from types import SimpleNamespace
+from lib.checkpoint.storage import files_of
+boxes = {i: SimpleNamespace(relative_path=f"__{i}_0.distcp") for i in range(9)}
+print(files_of(SimpleNamespace(storage_data=boxes)))
+"""
+
+
+@pytest.mark.thorough("two processes that import torch")
+def test_ranks_with_different_hash_seeds_divide_the_same_files():
+    """Ranks of torchrun have them, and each checks a part of the files; ranks of `run` come from one process."""
+    said = set()
+    for seed in ("1", "2"):
+        variables = os.environ | {"PYTHONHASHSEED": seed}
+        done = subprocess.run([sys.executable, "-c", FILES], env=variables, capture_output=True, text=True)
+        said.add(done.stdout)
+    assert len(said) == 1 and str([f"__{i}_0.distcp" for i in range(9)]) in said.pop()

@@ -421,7 +421,7 @@ def every_call(world):
         return coming
 
     def agree(x):
-        comm.agree([x], world)
+        comm.broadcast_coalesced([x], world)
         return kinds.values(x)
 
     def total(xs):
@@ -477,7 +477,9 @@ def test_what_no_message_can_carry_is_refused_on_every_rank():
                         messages[kind, name] = "" if says in str(error) else str(error)
             for kind in READ_ONLY:
                 x, _ = kinds.arriving(world.rank)[kind]
-                messages[kind] = sharding.said(lambda x=x: comm.agree([torch.ones(3), x], world), ValueError)
+                messages[kind] = sharding.said(
+                    lambda x=x: comm.broadcast_coalesced([torch.ones(3), x], world), ValueError
+                )
             good, bad = {1 - world.rank: torch.ones(3)}, {1 - world.rank: torch.eye(3).to_sparse()}
             messages["exchange"] = sharding.said(lambda: comm.exchange(good, bad, world), ValueError)
             messages["to 9"] = sharding.said(lambda: comm.exchange(good | {9: torch.ones(3)}, {}, world), ValueError)

@@ -20,7 +20,7 @@ from lib.parallel import parallelize
 from lib.placement import parts
 from lib.tensor_parallel.gpt import tensor_parallel
 from lib.tensor_parallel.linear import ColumnParallelLinear
-from lib.tensor_parallel.sequence import ShardedDropout, see_slices
+from lib.tensor_parallel.sequence import ShardedDropout, mark_partial
 from tests.lib.sharding import momentum, said
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -216,7 +216,7 @@ def marked(change, *where):
     def both(model):
         change(model)
         for place in where:
-            see_slices(model.get_submodule(place))
+            mark_partial(model.get_submodule(place))
 
     return both
 
@@ -276,17 +276,22 @@ CASES = {
     "own MLP, marked": (
         marked(OWN_MLP, *BOTH_MLPS),
         "",
-        "blocks.0.mlp.one (Linear) is marked by see_slices, but",
+        "blocks.0.mlp.one (Linear) is marked by mark_partial, but",
         "",
     ),
     "frozen": (put("mlp", lambda: OwnMLP().requires_grad_(False)), "blocks.0.mlp (OwnMLP) " + SLICE, "", ""),
     "own norm": (OWN_NORM, "blocks.0.norm1 (OwnNorm) " + SLICE, "", ""),
-    "own norm, marked": (marked(OWN_NORM, "blocks.0.norm1", "blocks.1.norm1"), "", "is marked by see_slices", ""),
+    "own norm, marked": (
+        marked(OWN_NORM, "blocks.0.norm1", "blocks.1.norm1"),
+        "",
+        "is marked by mark_partial",
+        "",
+    ),
     "a norm inside": (put("norm2", lambda: Inside(nn.LayerNorm(D))), "blocks.0.norm2 (Inside) " + SLICE, "", ""),
     "a norm inside, marked": (
         marked(put("blocks.1.norm2", lambda: Inside(nn.LayerNorm(D))), "blocks.1.norm2"),
         "",
-        "blocks.1.norm2.inner (LayerNorm) is marked by see_slices",
+        "blocks.1.norm2.inner (LayerNorm) is marked by mark_partial",
         "",
     ),
     "a norm over tokens": (put("norm1", lambda: nn.LayerNorm((8, D))), "blocks.0.norm1 (LayerNorm) " + SLICE, "", ""),
@@ -307,19 +312,34 @@ CASES = {
     "weight norm": (wrap("mlp.up", parametrizations.weight_norm), "(MLP with its own up) " + SLICE, "", ""),
     "old weight norm": (wrap("mlp.down", nn.utils.weight_norm), "(MLP with its own down) " + SLICE, "", ""),
     "own MLP of ours": (put("mlp", GatedMLP), "blocks.0.mlp (GatedMLP with its own forward) " + SLICE, "", ""),
-    "own MLP of ours, marked": (marked(put("mlp", GatedMLP), *BOTH_MLPS), "", "is marked by see_slices", ""),
+    "own MLP of ours, marked": (
+        marked(put("mlp", GatedMLP), *BOTH_MLPS),
+        "",
+        "is marked by mark_partial",
+        "",
+    ),
     "scaled block": (put("blocks.1", ScaledBlock), "blocks.1 (ScaledBlock with its own forward) " + SLICE, "", ""),
-    "scaled block, marked": (marked(put("blocks.1", ScaledBlock), "blocks.1"), "", "is marked by see_slices", ""),
+    "scaled block, marked": (
+        marked(put("blocks.1", ScaledBlock), "blocks.1"),
+        "",
+        "is marked by mark_partial",
+        "",
+    ),
     "side by side": (put("blocks.0", lambda: SideBySide(CONFIG)), "blocks.0 (SideBySide with its", "", ""),
     "own block": (put("blocks.1", OwnBlock), "blocks.1 (OwnBlock) " + SLICE, "", ""),
-    "own block, marked": (marked(put("blocks.1", OwnBlock), "blocks.1"), "", "is marked by see_slices", ""),
+    "own block, marked": (
+        marked(put("blocks.1", OwnBlock), "blocks.1"),
+        "",
+        "is marked by mark_partial",
+        "",
+    ),
     "shared block": (shared, "", "", ""),
     "shared MLP": (shared_mlp, "", "", ""),
     "squared relu": (act(lambda x: torch.relu(x).square()), "", "", ""),
     "activation of torch": (act(nn.ReLU), "", "", ""),
     "activation that mixes": (act(lambda x: x.softmax(-1)), "blocks.0.mlp (MLP with its own act) " + SLICE, "", ""),
     "activation with a parameter": (act(Swish), "blocks.0.mlp (MLP with its own act) " + SLICE, "", ""),
-    "marked for its activation": (marked(act(nn.PReLU), *BOTH_MLPS), "", "is marked by see_slices", ""),
+    "marked for its activation": (marked(act(nn.PReLU), *BOTH_MLPS), "", "is marked by mark_partial", ""),
     "own positions": (put("embed.position", Waves), "embed.position (Waves) " + SLICE, "", ""),
     "own embedding": (put("embed", OwnEmbed), "embed (OwnEmbed) " + SLICE, "", ""),
     "own head": (put("head", lambda: nn.Linear(D, V)), "head (Linear) " + LOGITS, "head (Linear) " + LOGITS, ""),
@@ -474,7 +494,7 @@ def kept(world):
     torch.manual_seed(world.rank)
     model = GPT(GPTConfig(vocab_size=V, context=8, d_model=D, num_heads=4, dropout=0.5)).eval()
     model.blocks[0].norm1 = Noisy()
-    see_slices(model.blocks[0].norm1)
+    mark_partial(model.blocks[0].norm1)
     for p in model.parameters():
         p.no_decay = True
     tensor_parallel(model, world, sequence_parallel=True)

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy, layer_norm
 
-from lib.model import GPT, GPTConfig, loss_sum_and_count, loss_term, mean_loss, turned
+from lib.model import GPT, GPTConfig, loss_sum_and_count, loss_term, mean_loss, rotary
 
 CONFIGS = [
     GPTConfig(),
@@ -135,16 +135,16 @@ def test_attention_of_turned_queries_and_keys_sees_distances():
     q, k = torch.randn(2, 1, 1, 1, 8).double()
 
     def product(s, t):
-        return (turned(q, torch.tensor([s])) * turned(k, torch.tensor([t]))).sum().item()
+        return (rotary(q, torch.tensor([s])) * rotary(k, torch.tensor([t]))).sum().item()
 
     assert product(9, 4) == pytest.approx(product(5, 0), rel=1e-12) == pytest.approx(product(1005, 1000), rel=1e-12)
     assert abs(product(5, 0) - product(0, 5)) > 0.01 and abs(product(5, 0) - product(6, 0)) > 0.01
     x = torch.randn(2, 6, 3, 8).double()
-    whole, positions = turned(x, torch.arange(6)), torch.arange(6)
-    parts = [turned(part, where) for part, where in zip(x.split(2, 1), positions.split(2), strict=True)]
+    whole, positions = rotary(x, torch.arange(6)), torch.arange(6)
+    parts = [rotary(part, where) for part, where in zip(x.split(2, 1), positions.split(2), strict=True)]
     assert torch.equal(torch.cat(parts, 1), whole), "a slice, with its positions, is the slice of the whole"
-    assert turned(x.bfloat16(), positions).dtype == torch.bfloat16
-    torch.testing.assert_close(turned(x.bfloat16(), positions).double(), whole, rtol=0.02, atol=0.02)
+    assert rotary(x.bfloat16(), positions).dtype == torch.bfloat16
+    torch.testing.assert_close(rotary(x.bfloat16(), positions).double(), whole, rtol=0.02, atol=0.02)
 
 
 @pytest.mark.parametrize("llama", [False, True])

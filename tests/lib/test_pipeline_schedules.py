@@ -12,6 +12,7 @@ from lib.pipeline.schedules.gpipe import gpipe, naive
 from lib.pipeline.schedules.interleaved import interleaved, warmup
 from lib.pipeline.schedules.one_f_one_b import one_f_one_b
 from lib.pipeline.schedules.v_shape import dualpipe_v, v_half, v_min
+from lib.pipeline.schedules.with_reduce import with_reduce
 from lib.pipeline.schedules.zero_bubble import zb_h1, zb_h2, zb_v
 from lib.pipeline.simulate import Costs, simulate
 
@@ -240,3 +241,11 @@ def test_what_is_kept_may_differ_from_stage_to_stage():
     assert seen.peak(0) == 4
     assert seen.peak(0, kept=[100, 0, 1, 0]) == 202
     assert seen.alive(1, kept=[0, 5, 0, 7])[-1][1] == 0
+
+
+def test_sums_of_gradients_take_their_time_one_after_the_other_beside_the_work():
+    """One rank, one stage, two microbatches, a sum after each: backward takes 2, a sum 5, and the second waits."""
+    timeline = simulate(with_reduce(gpipe(1, 2), each=True), Costs(reduce=5))
+    sums = [(slot.start, slot.end) for slot in timeline.slots if slot.action.op == Op.REDUCE]
+    works = [slot.end for slot in timeline.slots if slot.action.op != Op.REDUCE]
+    assert sums == [(4, 9), (9, 14)] and max(works) == 6 and timeline.makespan == 14

@@ -341,5 +341,6 @@ def test_what_is_refused_is_what_the_search_leaves_out():
             layout._replace(pp=5 * layout.pp),
             layout._replace(stages_per_rank=7),
             layout._replace(rows=64),
+            layout._replace(zero=3, pp=2 * layout.pp, dp=layout.dp // 2 or 1),
         ):
             assert other in possible or refusal(run, other).endswith(".")

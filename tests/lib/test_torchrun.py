@@ -1,17 +1,23 @@
-"""How ranks of torchrun meet and watch each other, with a store in memory and no process."""
+"""How ranks of torchrun meet and watch each other, with a store in memory and no process; and once as torchrun does."""
 
 import dataclasses
 import json
 import marshal
+import os
+import subprocess
+import sys
+import textwrap
 import threading
 import time
+from pathlib import Path
 
 import pytest
 import torch.distributed as dist
 
+from lib.runtime import calls
 from lib.runtime.call_table import CallTable, MismatchError
 from lib.runtime.hang import RUNNING, STARTING
-from lib.torchrun import meeting, watchdog
+from lib.torchrun import meeting, start, watchdog
 from lib.torchrun.first_calls import ComparedTable
 from lib.torchrun.meeting import Member, choose_interface
 from lib.torchrun.start import StartError
@@ -194,3 +200,41 @@ def test_a_rank_that_cannot_connect(watched):
     said = passes(21, other)
     says = "rank 0 on node0 cannot connect to the other ranks over eth7: no connection for 120 s; set GLOO_"
     assert said.startswith(says)
+
+
+# ---- a start --------------------------------------------------------------------------------------------------------
+
+
+def test_a_start_is_over_when_the_ranks_are_connected(watched, monkeypatch):
+    """And not with the first call: before it a rank may compute for longer than a start may take."""
+    one, passes = watched
+    monkeypatch.setattr(calls, "table", one.table)
+    monkeypatch.setattr(dist, "init_process_group", lambda *args, **more: None)
+    monkeypatch.setattr("lib.mesh.timeout", None)
+    monkeypatch.setattr(start, "_watchdogs", [])
+    start.connect("gloo", Kept(), one)
+    other = row_of_rank_1()
+    other.state(RUNNING)
+    assert [passes(25, other) for _ in range(6)] == [""] * 6 and 6 * 25 > one.start_s
+
+
+PROGRAM = """
+    import torch
+    from lib import comm
+    from lib.launch import close, init
+
+    world = init(device="cpu", settings={"lr": 0.1})
+    total = comm.all_reduce(torch.tensor([1.0 + world.rank]), world)
+    reports = close(world, {"rank": world.rank, "total": total.item()})
+    if world.rank == 0:
+        print(reports)
+"""
+
+
+def test_torchrun_starts_two_ranks(tmp_path):
+    (tmp_path / "program.py").write_text(textwrap.dedent(PROGRAM))
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "program.py"]
+    variables = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "[{'rank': 0, 'total': 3.0}, {'rank': 1, 'total': 3.0}]\n"

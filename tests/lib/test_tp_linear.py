@@ -338,3 +338,17 @@ def test_a_group_of_another_axis_is_named():
         return True
 
     assert run(wrong, 2) == [True, True]
+
+
+def test_a_serial_layer_that_differs_between_ranks_becomes_that_of_rank_0():
+    """Each rank may have drawn its own, with a seed of its own."""
+
+    def sharded(world):
+        torch.manual_seed(world.rank)
+        serial = nn.Linear(4, 6)
+        layer = ColumnParallelLinear.from_serial(serial, world)
+        return serial.weight.detach(), unshard(layer.weight.detach(), layer.placements["weight"], world)
+
+    (first, found), (second, same) = run(sharded, 2)
+    assert not torch.equal(first, second)
+    assert torch.equal(found, first) and torch.equal(same, first)

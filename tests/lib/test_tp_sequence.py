@@ -13,7 +13,13 @@ from lib.mesh import Mesh, MeshShape
 from lib.model import GPT, GPTConfig, mean_loss
 from lib.parallel import facts_of
 from lib.tensor_parallel.linear import ColumnParallelLinear, RowParallelLinear
-from lib.tensor_parallel.sequence import ShardedDropout, dropout, each_rank_its_own, see_slices, slice_of_rank
+from lib.tensor_parallel.sequence import (
+    ShardedDropout,
+    dropout,
+    each_rank_its_own,
+    mark_partial,
+    slice_of_rank,
+)
 from tests.lib.sharding import InParts
 
 CONFIG = GPTConfig(vocab_size=24, context=12, d_model=24, num_layers=2, num_heads=12, dropout=0.2)
@@ -138,9 +144,9 @@ def test_the_mean_over_many_masks_is_the_serial_one():
 
 def replicated(serial, group, sequence_parallel):
     module = copy.deepcopy(serial)
-    comm.agree(module.parameters(), group)
+    comm.broadcast_coalesced(module.parameters(), group)
     if sequence_parallel:
-        see_slices(module)
+        mark_partial(module)
     return module
 
 
@@ -225,7 +231,7 @@ def test_a_forgotten_mark_is_named():
         model, said_of = ByHand(mesh.group("tp")), []
         for mark in (
             lambda: None,
-            lambda: see_slices(model.norm),
+            lambda: mark_partial(model.norm),
             lambda: setattr(model.ends, "partial_gradients", ()),
         ):
             mark()
@@ -233,12 +239,12 @@ def test_a_forgotten_mark_is_named():
                 summed = {fact.name: fact.sum_over.size for fact in facts_of(model, mesh)}
             except ValueError as error:
                 said_of.append(str(error))
-        see_slices(model)  # the layers of the pair keep their own marks
+        mark_partial(model)  # the layers of the pair keep their own marks
         return said_of, summed, [layer.partial_gradients for layer in model.pair]
 
     for (norm, ends), summed, marks in run(works, 2):
         assert (
-            "norm.1 (LayerNorm) has parameters, and other layers of this model shard the sequence: call see_slices"
+            "norm.1 (LayerNorm) has parameters, and other layers of this model shard the sequence: call mark_partial"
             in norm
         )
         assert (

@@ -12,6 +12,7 @@ import time
 
 import pytest
 import torch
+from torch.nn.functional import cross_entropy
 
 from lib import cost, data, run
 from lib import train as train_module
@@ -19,7 +20,7 @@ from lib.lab.certificate import Apart
 from lib.launch import RankError
 from lib.layout import Layout
 from lib.mesh import Group, MeshShape
-from lib.model import GPTConfig
+from lib.model import GPT, GPTConfig
 from lib.planner import step_memory, step_traffic
 from lib.train import TrainConfig, main, planned, train
 from lib.training import loop as train_loop
@@ -87,6 +88,21 @@ def test_the_same_run_whatever_the_layout(serial, layout):
         exact = ("parameter", "optimizer") if config.layout.zero < 3 else ()
         assert [peak[kind] for kind in exact] == [held[kind] for kind in exact]
         assert max(peak.values()) == peak["total"] <= sum(peak[kind] for kind in peak if kind != "total")
+
+
+def test_the_first_loss_is_that_of_the_plain_model_on_this_text():
+    """Elsewhere `train` is compared with `train`; here with the serial model, on targets cut out of the text."""
+    context = 64  # so long a passage is in the text once
+    config = dataclasses.replace(CONFIG, model=dataclasses.replace(TINY, context=context, dropout=0.0), steps=2)
+    plain, text = GPT(config.model).double(), data.load().train
+    plain.load_state_dict(train_loop.build(Group(), config).full_state_dict())
+    rows, _ = data.batch(text, 0, global_batch=24, context=context, seed=config.seed)
+    everywhere = bytes(text.tolist())
+    places = [everywhere.find(bytes(row.tolist())) for row in rows]
+    following = torch.stack([text[place + 1 : place + 1 + context] for place in places]).long()
+    right = cross_entropy(plain(rows).flatten(0, 1), following.flatten()).item()
+    losses = train(Group(), config, quiet=True)["losses"]
+    assert losses[0] == pytest.approx(right, rel=1e-12) and losses[1] < losses[0]
 
 
 def test_gradients_are_clipped_to_the_norm_of_the_settings():

@@ -11,6 +11,7 @@ from torch import nn
 
 from book.trials.unbucketed import NaiveZeRO1, share_out
 from lib import run, trace
+from lib.clip import clip
 from lib.data_parallel.fsdp import FSDP
 from lib.data_parallel.zero import ZeRO1, ZeRO2
 from lib.memory import MemoryTracker
@@ -539,6 +540,14 @@ def test_clipping_complex_and_mixed_gradients_is_that_of_one_process():
             total = sum(each for _, each in found) / (1 if "ZeRO" in make else n)
             assert [each for each, _ in found] == pytest.approx([norm] * n, rel=1e-3, nan_ok=True), (make, factor, n)
             assert total == pytest.approx(left, rel=1e-2, nan_ok=True), (make, factor, n)
+
+
+def test_a_clip_computes_where_the_model_is(monkeypatch):
+    """A number that is made on the CPU cannot be added to those of a GPU: a meta device shows it."""
+    monkeypatch.setattr("lib.clip.device", lambda: torch.device("meta"))
+    monkeypatch.setattr("lib.clip.comm.all_reduce", lambda x, group: x)  # no message carries what has no values
+    gradient, square = torch.ones(2, device="meta"), torch.ones((), dtype=torch.float64, device="meta")
+    assert clip([gradient], [square], ALONE, 1.0).device.type == "meta"
 
 
 class Fixed(nn.Module):

@@ -1,0 +1,27 @@
+"""What a reader's notebook imports by an old name is there, and is the same."""
+
+from importlib import import_module
+
+import pytest
+
+OLD = {
+    "lib.model.turned": "lib.model.rotary",
+    "lib.comm.agree": "lib.comm.broadcast_coalesced",
+    "lib.tensor_parallel.sequence.see_slices": "lib.tensor_parallel.sequence.mark_partial",
+    "lib.mesh.Group": "lib.runtime.group.Group",
+    "lib.runtime.server.RunError": "lib.runtime.errors.RunError",
+    "lib.runtime.ranks.RankError": "lib.runtime.errors.RankError",
+    "lib.runtime.ranks.RunTimeout": "lib.runtime.errors.RunTimeout",
+    "lib.torchrun.start.StartError": "lib.runtime.errors.StartError",
+    "lib.training.config.Checkpoints": "lib.checkpoint.settings.Checkpoints",
+}
+
+
+def named(path):
+    module, _, name = path.rpartition(".")
+    return getattr(import_module(module), name)
+
+
+@pytest.mark.parametrize(("old", "new"), OLD.items())
+def test_an_old_name_is_the_new_thing(old, new):
+    assert named(old) is named(new)
