@@ -25,7 +25,7 @@ export PYTHONUNBUFFERED := 1
 # Where it is set, as in many containers, each of some thousand processes would compile lib anew.
 unexport PYTHONDONTWRITEBYTECODE
 # An environment elsewhere may have another checkout's lib (`tools/setup.sh`).
-ifeq ($(filter $(realpath $(CURDIR))/%,$(realpath $(VENV))),)
+ifeq ($(filter $(realpath $(CURDIR))/%,$(or $(realpath $(VENV)),$(abspath $(VENV)))),)
 export PYTHONPATH := $(CURDIR)
 endif
 

@@ -91,9 +91,8 @@ def _tied_weights(
     for users in used_by:
         ranks, group = tuple(sorted({rank_of[stage] for stage in users})), None
         if len(ranks) > 1:
-            if (first := stages_on.setdefault(ranks, [*users])) != [
-                *users
-            ]:  # weights of the same ranks share buckets
+            first = stages_on.setdefault(ranks, [*users])
+            if first != [*users]:  # they share buckets
                 raise ValueError(
                     f"stages {first} share a weight, {[*users]} another, all on ranks {ranks}: cut them alike"
                 )

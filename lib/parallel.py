@@ -251,7 +251,7 @@ class ParallelGPT:
             mine = of_flats.get(fact.name, fact.parameter)
             full[fact.name] = unshard(mine, fact.placement, fact.cut_over)
 
-        # A stage has some of the parameters: the last stage that has one sends it to the others.
+        # A rank of the pipeline has some of the parameters: the last rank that has one sends it to the others.
         like = next(iter(full.values()))
         has = torch.tensor([self.pp.rank if name in full else -1 for name in self.shapes], device=like.device)
         senders = comm.all_reduce(has, self.pp, "max").tolist()

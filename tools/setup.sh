@@ -17,8 +17,9 @@ case $lies in
 "$here"/*) ;; # in this checkout, so it is this checkout's
 *)
   if [ "$owner" != "$here" ] && [ -d "${owner:-/}" ]; then
-    echo "$venv was made by ${owner:-another checkout}, and it has not what is needed here. It stays as it is; make" \
-      "VENV=.venv-mine makes one of your own" >&2
+    [ -n "$owner" ] && whose="was made by $owner" || whose="says of no checkout that it made it"
+    echo "$venv $whose, and it has not what is needed here. It stays as it is; make VENV=.venv-mine makes one of your" \
+      "own" >&2
     exit 1
   fi
   ;;
@@ -31,7 +32,7 @@ esac
 pip="$venv/bin/python -m pip"
 torch=$(grep '^torch==' constraints.txt)
 [ -x "$venv/bin/python" ] || { echo "== Creating $venv"; "$python" -m venv "$venv"; }
-rm -f "$venv/.ready"
+printf '%s\n%s\n' "interrupted" "$here" >"$venv/.ready" # whose it is, if this ends here
 # torch first, on its own and exact: resolved together with the rest it could be replaced by another build.
 echo "== Installing $torch (the long one: minutes on a slow line)"
 $pip install --no-deps ${index:+--index-url "$index"} "$torch"

@@ -39,8 +39,10 @@ class Catalogue(MutableMapping[str, Exercise]):
         self._loaded[exercise_id] = exercise
 
     def __delitem__(self, exercise_id: str) -> None:
+        if exercise_id not in self:
+            raise KeyError(exercise_id)
         self._files.pop(exercise_id, None)
-        del self._loaded[exercise_id]
+        self._loaded.pop(exercise_id, None)
 
     def __iter__(self) -> Iterator[str]:
         return iter(sorted(self._files.keys() | self._loaded.keys()))

@@ -76,9 +76,8 @@ def step_s(training: Training, layout: Layout4D) -> Seconds:
     mine = training.block_parameters * model.num_layers / pp / tp + training.end_parameters / tp
     gather = _gather_s(training, mine, shards, tp)  # of a byte per parameter; a reduce-scatter takes the same time
     copy = 2 * _gather_s(training, mine / shards, layout.replicas, tp * shards)  # an all-reduce of a shard is both
-    if (
-        layout.zero == 3
-    ):  # per microbatch two all-gathers of parameters and a reduce-scatter of gradients, all in 16 bit
+    if layout.zero == 3:
+        # Per microbatch two all-gathers of parameters and a reduce-scatter of gradients, all in 16 bit.
         exposed = stack.exposed_zero3 * m * 2 * (3 * gather + copy)
     else:  # an all-reduce of gradients, or a reduce-scatter of gradients and an all-gather of parameters
         gradient = stack.recipe.gradient_bytes

@@ -56,8 +56,9 @@ def start_server(use: bool = False) -> ForkServer:
             others = {t for t in _users if t.is_alive() and t is not threading.current_thread()}
             if not (is_new and others):
                 if is_new:
-                    _server, _imported = _replacement(files), _with_modules()
-                    _files = _look()
+                    ours, _imported = files, _with_modules()
+                    files = _look()  # before the start: an edit during it is not in the server
+                    _server, _files = _replacement(ours), files
                 if use:
                     _users.add(threading.current_thread())
                 return _server

@@ -30,11 +30,11 @@ def checkout(tmp_path):
                 (self.folder / path).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(ROOT / path, self.folder / path)
 
-        def setup(self, venv=".venv"):
+        def setup(self, venv=".venv", ends_early=False):
             log.write_text("")
             command = ["tools/setup.sh", venv, python]
             done = subprocess.run(command, cwd=self.folder, capture_output=True, text=True)
-            assert (done.returncode == 0) == (done.stderr == ""), done
+            assert ends_early or (done.returncode == 0) == (done.stderr == ""), done
             return log.read_text(), done.stderr
 
     return Checkout
@@ -74,10 +74,17 @@ def test_nothing_is_written_into_the_environment_of_another_checkout(by, checkou
 
 
 def test_an_environment_without_a_stamp(checkout):
-    """One that was interrupted is completed; one elsewhere may be anybody's."""
+    """One that was interrupted is completed, wherever it lies; one elsewhere may be anybody's."""
     mine, other = checkout("mine"), checkout("other")
     mine.setup()
     (mine.folder / ".venv" / ".ready").unlink()
     (other.folder / ".venv").symlink_to(mine.folder / ".venv")
-    assert "was made by another checkout" in other.setup()[1]
+    assert "says of no checkout that it made it" in other.setup()[1]
     assert "--no-deps -e ." in mine.setup()[0]
+    far = str(mine.folder.parent / "far")
+    (mine.folder / "tools" / "ipython_kernel_config.py").rename(mine.folder / "aside")
+    (mine.folder / "tools" / "ipython_kernel_config.py").mkdir()  # which cannot be copied as a file: setup ends there
+    assert "ipython_kernel_config" in mine.setup(far, ends_early=True)[1]
+    (mine.folder / "tools" / "ipython_kernel_config.py").rmdir()
+    (mine.folder / "aside").rename(mine.folder / "tools" / "ipython_kernel_config.py")
+    assert "--no-deps -e ." in mine.setup(far)[0] and mine.setup(far) == ("", "")

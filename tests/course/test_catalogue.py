@@ -4,8 +4,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import nbformat
 import pytest
 
+from course.check import __main__ as terminal
 from course.check import catalogue, check, progress
 from course.check.catalogue import EXERCISES, BrokenExercise, Catalogue
 
@@ -26,9 +28,16 @@ def broken(tmp_path, monkeypatch):
     (fails,) = folder.glob("e01_3_*.py")
     fails.write_text("import nowhere_at_all\n")
     monkeypatch.setattr(course.exercises, "__path__", [str(tmp_path)])
+    before = {name: module for name, module in sys.modules.items() if name.startswith("course.exercises.")}
+    for name in before:
+        del sys.modules[name]
+    yield Catalogue(), no_python.name
     for name in [name for name in sys.modules if name.startswith("course.exercises.")]:
-        monkeypatch.delitem(sys.modules, name)
-    return Catalogue(), no_python.name
+        del sys.modules[name]
+    sys.modules.update(before)
+    vars(course.exercises).pop("ch01", None)
+    if "course.exercises.ch01" in before:
+        course.exercises.ch01 = before["course.exercises.ch01"]
 
 
 def test_a_broken_file_is_named_and_stops_no_other(broken):
@@ -54,6 +63,20 @@ def test_progress_names_what_it_could_not_load(broken, own_progress, monkeypatch
     said = capsys.readouterr().out
     assert "PASS  01.1" in said and "Next to do: exercise 01.2 cannot be loaded" in said
     assert said.count("exercise 01.3 cannot be loaded") == 1
+
+
+def test_in_a_terminal_a_broken_exercise_fails_alone(broken, own_progress, monkeypatch, tmp_path, capsys):
+    """01.2 is asked for, and has no cell; 01.1 is judged all the same."""
+    exercises, _ = broken
+    monkeypatch.setattr(catalogue, "EXERCISES", exercises)
+    monkeypatch.setattr(terminal, "EXERCISES", exercises)
+    cells = [f"def f():\n    pass\ncheck({i!r}, f)" for i in ("01.1", "01.3")]
+    path = tmp_path / "mine.ipynb"
+    nbformat.write(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells]), path)
+    assert terminal.main([str(path)]) == 1
+    said = capsys.readouterr().out
+    assert "01.1 state_bytes" in said and said.count("exercise 01.3 cannot be loaded") >= 1
+    assert "FAIL  01.2\n  exercise 01.2 cannot be loaded" in said and "FAIL  01.4" in said
 
 
 def test_a_check_loads_one_exercise():

@@ -186,9 +186,9 @@ def test_with_zero_it_is_the_same_sickness(cause, place, zero):
 @pytest.mark.parametrize(("rank", "layout"), [("rank 2", PIPELINE), ("rank 1", TENSOR)])
 def test_a_slow_rank_is_busy_and_the_others_wait_for_it(rank, layout):
     report = sick_run(seed_of(("slow-rank", rank))).under(dropout=0.0, **layout).report()
+    assert max(report.busy_s, key=report.busy_s.get) == rank
     with on_time():
-        assert max(report.busy_s, key=report.busy_s.get) == rank and report.busy_s[rank] > 0.1
-        assert report.waited_for_s[rank] > 0.05
+        assert report.busy_s[rank] > 0.1 and report.waited_for_s[rank] > 0.05
     assert told_by(report, Layout(**layout)) == []
 
 
@@ -197,8 +197,8 @@ def test_a_slow_rank_is_busy_and_the_others_wait_for_it(rank, layout):
 def test_a_slow_link_is_measured_alone(axis, layout):
     report = sick_run(seed_of(("slow-link", axis))).under(dropout=0.0, **layout).report()
     ratios = {name: took / planned for name, (took, planned) in report.links_s.items()}
-    assert ratios[axis] > SLOWER / 2 and min(ratios.values()) < SLOWER / 8
     with on_time():
+        assert ratios[axis] > SLOWER / 2 and min(ratios.values()) < SLOWER / 8
         assert max(of[axis][1] for of in report.waits_s.values()) > SLOWER * 1e4 / BANDWIDTH_BPS
     assert told_by(report, Layout(**layout)) == []
 

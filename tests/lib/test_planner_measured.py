@@ -85,7 +85,7 @@ def test_seconds_of_eight_layouts(say):
     with on_time():
         assert holds(right)
         assert tau >= 0.8
-    assert [name for name, off in wrong.items() if holds(off)] == []
+        assert [name for name, off in wrong.items() if holds(off)] == []
 
 
 def test_what_is_not_rehearsed():
