@@ -217,7 +217,7 @@ def _here() -> dict[str, tuple[Exercise, float]]:
     from course.check.catalogue import EXERCISES
 
     of_book = {exercise.chapter for exercise, _ in _session.values() if exercise is EXERCISES.get(exercise.id)}
-    able, _ = EXERCISES.able(of_book)  # `progress` also prints all chapters, and what cannot be loaded
+    able, _ = EXERCISES.able(of_book)  # `progress` lists broken ones under all chapters
     return {exercise.id: (exercise, 0.0) for exercise in able} | _session
 
 
