@@ -29,12 +29,18 @@ LONGER = 1, 2, 4  # units of the first try, the second and the others
 def rehearse(schedule: Schedule, costs: Costs | None = None, unit_s: float = 0.03) -> Timeline:
     """Run a schedule with one process per rank; return the measured timeline, in the unit of `costs`.
 
+    A rank sleeps for longer than it is told, on some machines by a tenth. So a unit is as long as the sleeps of one unit
+    took in this run, in the mean: who waits for whom, and for how long, is measured beside the work itself.
+
     Args:
         costs: as for `simulate`; with a latency or transfer, slow links are emulated.
         unit_s: seconds per unit; the shortest action should sleep ten milliseconds, much longer than it takes to wake.
     """
     costs = costs or Costs()
     seen = timeline(schedule, run(_step, schedule.num_ranks, schedule, costs, unit_s))
+    takes = costs.of_stages(schedule.num_stages)
+    slept_s = sum(slot.end - slot.start for slot in seen.compute)
+    unit_s = slept_s / sum(takes[slot.action.op][slot.action.stage] for slot in seen.compute)
     slots = (slot._replace(start=slot.start / unit_s, end=slot.end / unit_s) for slot in seen.slots)
     return Timeline.of(schedule, slots)
 
