@@ -29,8 +29,8 @@ LONGER = 1, 2, 4  # units of the first try, the second and the others
 def rehearse(schedule: Schedule, costs: Costs | None = None, unit_s: float = 0.03) -> Timeline:
     """Run a schedule with one process per rank; return the measured timeline, in the unit of `costs`.
 
-    A rank sleeps for longer than it is told, on some machines by a tenth. So a unit is as long as the sleeps of one unit
-    took in this run, in the mean: who waits for whom, and for how long, is measured beside the work itself.
+    A rank sleeps for longer than it is told, on some machines by a tenth. So a unit is as long as the sleeps of one
+    unit took in this run, in the mean: who waits for whom, and for how long, is measured beside the work itself.
 
     Args:
         costs: as for `simulate`; with a latency or transfer, slow links are emulated.
