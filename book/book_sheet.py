@@ -8,7 +8,7 @@ from book_home import HIGH, ICONS, WIDE, Box
 from docutils import nodes
 from live_page import add_live_page, table
 
-from book.figures.sheet import Band, Block, Line, as_pdf, as_svg, lay_out_sheet, picture_of, small_gantt
+from book.figures.sheet import Band, Block, Line, as_pdf, as_svg, draw_sheet, picture_of, small_gantt
 from book.figures.svg import Figure
 from book.sheet import (
     DATA,
@@ -123,7 +123,7 @@ def links(root: str) -> str:
 
 
 def drawn(width: float) -> list[Figure]:
-    return [lay_out_sheet(rows, alt=alt, width=width) for rows, alt in zip(sides(), SIDES.values(), strict=True)]
+    return [draw_sheet(rows, alt=alt, width=width) for rows, alt in zip(sides(), SIDES.values(), strict=True)]
 
 
 def shown() -> str:

@@ -66,7 +66,7 @@ class Band(NamedTuple):
 
 
 @drawn_twice
-def lay_out_sheet(rows: Iterable[Band], *, alt: str, width: float) -> Figure:
+def draw_sheet(rows: Iterable[Band], *, alt: str, width: float) -> Figure:
     """The rows, one below the other; on a phone their blocks, too."""
     canvas, y = Canvas(alt), 0.0
     for row in rows:

@@ -30,6 +30,7 @@ from book.figures.pipelines import draw_bubble, draw_dilution, draw_kept
 from book.figures.ranks import draw_boxes, draw_nested, draw_rank, draw_sums
 from book.figures.scatter import Dot, draw_scatter
 from book.figures.schedule import draw_block, draw_gantt, draw_messages
+from book.figures.sheet import Band, Line, draw_sheet
 from book.figures.svg import NARROW, READABLE_PX, SMALLEST_PX, WIDE, Figure, color, variables
 from book.figures.timeline import draw_timeline
 from lib.cost import steps
@@ -133,6 +134,12 @@ def bars() -> Figure:
     return draw_bars(parts, unit="GB", title="State on each rank", alt="a", outline={"ZeRO-3": 14})
 
 
+def sheet() -> Figure:
+    words = [Line("Data parallelism", "strong"), Line("the full model on each rank")]
+    rows = [Band([[Line("The sheet", "title")]], (1,)), Band([words, words], (0.5, 0.5), True)]
+    return draw_sheet(rows, alt="a", width=WIDE)
+
+
 LANES = [
     (0, "compute", "forward", "", 0, 1000),
     (0, "compute", "backward", "", 1000, 3000),
@@ -203,6 +210,7 @@ FIGURES = {
         **ABOUT,
     ),
     "bars": bars,
+    "sheet": sheet,
     "lanes": lambda: draw_timeline(LANES, title="A step", alt="a"),
 }
 

@@ -205,7 +205,7 @@ def test_letters_can_be_read_on_paper():
 
 
 def test_a_side_that_is_too_long_is_an_error():
-    long = drawing.lay_out_sheet([drawing.Band([[drawing.Line("word")] * 200], (1,))], alt="long", width=800)
+    long = drawing.draw_sheet([drawing.Band([[drawing.Line("word")] * 200], (1,))], alt="long", width=800)
     with pytest.raises(ValueError, match="does not fit on A4"):
         drawing.as_svg(long)
 
