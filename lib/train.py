@@ -178,7 +178,7 @@ def _checkpoints(args: argparse.Namespace, config: TrainConfig, rank: int) -> Ch
     from lib.checkpoint.folder import check_can_write, choose  # takes 1 s to import
 
     check_can_write(settings.checkpoint)
-    return replace(settings, resume=choose(settings.checkpoint, settings.resume, asdict(config)))
+    return replace(settings, resume=choose(settings.checkpoint, settings.resume, config))
 
 
 def _passing_on(checkpoints: Checkpoints | None) -> AbstractContextManager[None]:

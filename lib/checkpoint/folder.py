@@ -20,13 +20,13 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import asdict, fields
 
 import torch
 
 from lib.checkpoint import files
 from lib.checkpoint.files import BrokenCheckpoint, CheckpointError
+from lib.checkpoint.settings import RunSettings
 from lib.checkpoint.storage import check_shapes, files_of, read_metadata
 from lib.model import GPT, GPTConfig
 
@@ -118,13 +118,13 @@ def check_can_write(folder: str) -> None:
     files.Lock(folder).release()
 
 
-def choose(folder: str, resume: str | None, config: Mapping) -> str | None:
+def choose(folder: str, resume: str | None, config: RunSettings) -> str | None:
     """The checkpoint that a run continues from; None for a new run. Reads each file once, to check it.
 
     Args:
         resume: a checkpoint, or "auto" for the newest in `folder`, if any. A damaged checkpoint is renamed and
             reported, and "auto" takes the previous one, so that a run that restarts at night continues.
-        config: settings of the run, as `run.json` has them: those of its GPT under "model", "steps", and more.
+        config: settings of the run, such as a `TrainConfig`; as data, they are in `run.json`.
 
     Raises:
         ValueError: the run cannot continue from it, or would write into a folder of a different run.
@@ -208,21 +208,21 @@ def run_of(path: str) -> dict:
     return its
 
 
-def _check(path: str, config: Mapping) -> None:
+def _check(path: str, config: RunSettings) -> None:
     """Check that this run can continue from a checkpoint: complete, with the same model and optimizer."""
     run, metadata = run_of(path), read_metadata(path)
     files.check_files(path, files_of(metadata))
     with torch.device("meta"):
-        whole = GPT(GPTConfig(**config["model"]))
+        whole = GPT(config.model)
     check_shapes({name: p.shape for name, p in whole.named_parameters()}, metadata, path)
     for field in fields(GPTConfig):
-        here, there = config["model"][field.name], run["config"]["model"].get(field.name, field.default)
+        here, there = asdict(config.model)[field.name], run["config"]["model"].get(field.name, field.default)
         if here != there and field.name != "dropout":
             raise CheckpointError(f"{path} is of a different model: {field.name}={there} there, and {here} here")
-    steps, before = config["steps"], run["config"]
-    if run["step"] > steps:
-        raise CheckpointError(f"{path} has {run['step']} finished steps, more than steps={steps}; use more")
-    changed = [name for name in DECISIVE if config[name] != before.get(name)]
-    other = [f"{name}={config[name]} (was {before.get(name)})" for name in changed]
+    if run["step"] > config.steps:
+        raise CheckpointError(f"{path} has {run['step']} finished steps, more than steps={config.steps}; use more")
+    now, before = asdict(config), run["config"]
+    changed = [name for name in DECISIVE if now[name] != before.get(name)]
+    other = [f"{name}={now[name]} (was {before.get(name)})" for name in changed]
     if other:
         print(f"{path}: continues with {', '.join(other)}, so the losses differ from one run", file=sys.stderr)

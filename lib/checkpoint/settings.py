@@ -1,10 +1,19 @@
-"""Where a run is saved, and how often; its fields are options of `lib.train`."""
+"""Where a run is saved, and how often: options of `lib.train`; and what a checkpoint needs to know of a run."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 from lib.layout import whole_number
+from lib.model import GPTConfig
+
+
+class RunSettings(Protocol):
+    """A dataclass with the settings of a run: these, and those that determine its losses (`folder.DECISIVE`)."""
+
+    model: GPTConfig
+    steps: int
 
 
 @dataclass(frozen=True)

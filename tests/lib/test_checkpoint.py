@@ -444,7 +444,7 @@ def test_killed_in_the_middle_of_a_save(moment, victim, goes_on_from, tmp_path, 
         run(killed, 2, config, settings, moment, victim)
     assert [folders.step_of(path) for path in folders.complete(str(tmp_path))] == [goes_on_from]
     assert len({*os.listdir(tmp_path)} - {LOCK}) == 2, "and a hidden one"
-    resume = folders.choose(str(tmp_path), "auto", dataclasses.asdict(config))
+    resume = folders.choose(str(tmp_path), "auto", config)
     assert folders.step_of(resume) == goes_on_from
     reports = run(train, 2, config, True, dataclasses.replace(settings, resume=resume))
     assert reports[0]["losses"] == not_killed, "to the last bit"
@@ -758,7 +758,7 @@ def test_what_was_saved_before_there_were_families_is_a_gpt2(saved):
     run = json.loads((saved / "step-00000006" / "run.json").read_text())
     model = {name: value for name, value in run["config"]["model"].items() if name not in ("llama", "d_mlp")}
     edit_run(saved / "step-00000006", config=run["config"] | {"model": model})
-    assert folders.choose(str(saved), "auto", dataclasses.asdict(on())) == str(saved / "step-00000006")
+    assert folders.choose(str(saved), "auto", on()) == str(saved / "step-00000006")
 
 
 def cut(file):
@@ -770,7 +770,7 @@ def test_auto_goes_past_what_is_damaged_and_says_so(name, saved, capsys):
     cut(saved / "step-00000006" / name)
     said = refused(f"--checkpoint {saved}/x --resume {saved}/step-00000006", capsys)
     assert f"{name} of" in said and "\n" not in said
-    newest = folders.choose(str(saved), "auto", dataclasses.asdict(on()))
+    newest = folders.choose(str(saved), "auto", on())
     err = capsys.readouterr().err
     assert newest == str(saved / "step-00000004")
     assert f"{name} of" in err and f"renamed to {saved}/step-00000006.broken; continuing from {newest}" in err
@@ -860,7 +860,7 @@ def test_a_checkpoint_that_somebody_touched_is_named_and_passed_over(how, saved,
         export([str(path), "--out", str(saved / "w.pt")])
     err = capsys.readouterr().err
     assert left.value.code == 1 and err.count("\n") == 1 and says.format(path) in err
-    assert folders.choose(str(saved), "auto", dataclasses.asdict(on())) == str(saved / "step-00000004")
+    assert folders.choose(str(saved), "auto", on()) == str(saved / "step-00000004")
     assert says.format(path) in capsys.readouterr().err
     assert {*os.listdir(saved)} == {"step-00000004", "step-00000006.broken"}
 
@@ -874,7 +874,7 @@ def test_broken_ones_keep_different_names(saved, capsys, monkeypatch):
         )
         said = refused(f"--checkpoint {saved} --resume auto", capsys)
     assert said.endswith("step-00000006 is broken, and cannot be renamed: Permission denied; move it away")
-    assert folders.choose(str(saved), "auto", dataclasses.asdict(on())) == str(saved / "step-00000004")
+    assert folders.choose(str(saved), "auto", on()) == str(saved / "step-00000004")
     assert f"renamed to {saved}/step-00000006.broken2; continuing" in capsys.readouterr().err
     assert (saved / "step-00000006.broken" / "of").exists()
 
@@ -887,10 +887,10 @@ def test_a_list_of_boxes_of_another_torch_is_not_renamed(saved, capsys):
 
 
 def test_a_run_that_goes_on_with_another_batch_or_rate_says_so(saved, capsys):
-    assert folders.choose(str(saved), "auto", dataclasses.asdict(on())) and capsys.readouterr().err == ""
-    folders.choose(str(saved), "auto", dataclasses.asdict(dataclasses.replace(on(), global_batch=48, lr=0.5)))
+    assert folders.choose(str(saved), "auto", on()) and capsys.readouterr().err == ""
+    folders.choose(str(saved), "auto", dataclasses.replace(on(), global_batch=48, lr=0.5))
     assert "continues with global_batch=48 (was 24), lr=0.5 (was " in capsys.readouterr().err
-    folders.choose(str(saved), "auto", dataclasses.asdict(dataclasses.replace(on(zero=1), compute_dtype="bfloat16")))
+    folders.choose(str(saved), "auto", dataclasses.replace(on(zero=1), compute_dtype="bfloat16"))
     assert "continues with compute_dtype=bfloat16 (was None), so the losses" in capsys.readouterr().err
 
 
@@ -978,7 +978,7 @@ def test_ranks_whose_folders_are_not_the_same(tmp_path):
 
 def test_what_was_half_written_is_not_there(tmp_path):
     (tmp_path / ".step-00000006").mkdir()
-    assert folders.choose(str(tmp_path), "auto", dataclasses.asdict(on())) is None
+    assert folders.choose(str(tmp_path), "auto", on()) is None
     assert folders.choose(str(tmp_path), None, on()) is None
 
 
