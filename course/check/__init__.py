@@ -146,9 +146,15 @@ def what_to_do(exercise: str | Exercise = "") -> str:
     )
 
 
-def missing(exercise_id: str, why: str, points: float | None = None) -> tuple[str, str]:
-    """The verdict on a missing answer; `why` is its sentence."""
-    exercise = _counting(find(exercise_id), points)
+def missing(exercise_id: str, why: str = "", points: float | None = None) -> tuple[str, str]:
+    """The verdict on a missing answer; `why` is its sentence, by default that no cell asks for it."""
+    from course.check.catalogue import BrokenExercise
+
+    try:
+        exercise = _counting(find(exercise_id), points)
+    except BrokenExercise as error:
+        return f"{FAIL}  {exercise_id}\n  {error}.", FAIL
+    why = why or f'No cell calls check("{exercise.id}", {exercise.title}).'
     _session[exercise.id] = exercise, 0
     return f"{FAIL}  {exercise.id} {exercise.title}   0/{exercise.points:g} points\n  {why}", FAIL
 

@@ -112,7 +112,7 @@ def _replacement(files: dict[str, tuple]) -> ForkServer:
     # It never receives a Ctrl-C: on that, this process ends the ranks.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
-        modules = [module for of_package in _with_modules().values() for module in of_package]
+        modules = [module for of_package in _imported.values() for module in of_package]
         first = f"from lib.runtime.server import warm\nwarm({modules!r})"
         return ForkServer(first, _paths(), {"OMP_NUM_THREADS": "1"})
     finally:

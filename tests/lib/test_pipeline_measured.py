@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from book.trials import saved
-from book.trials.rehearse import LONGER, Rehearsals, rehearse
+from book.trials.rehearse import Rehearsals, rehearse
 from book.trials.trial import peak_bytes
 from lib import run
 from lib.cost import sizes
@@ -30,13 +30,6 @@ timed = pytest.mark.timed("it measures the time of ranks that sleep, and wake up
 UNIT_S = 0.07  # long enough that to wake eight ranks on two cores takes a small part of it
 
 
-@pytest.fixture
-def unit_s(request):
-    """Seconds per unit: longer in each further try, so that ranks which wake up late are late by less of it."""
-    tries = getattr(request.node, "execution_count", 1)
-    return UNIT_S * LONGER[min(tries, len(LONGER)) - 1]
-
-
 @pytest.mark.thorough("eight ranks that sleep", keep=1)
 @timed
 @pytest.mark.parametrize(
@@ -44,8 +37,8 @@ def unit_s(request):
     [naive(8, 2), gpipe(8, 8), one_f_one_b(8, 8), interleaved(8, 8, 2), zb_h1(8, 8), zb_h2(8, 8), zb_v(8, 8)],
     ids=lambda s: s.name,
 )
-def test_the_bubble_is_the_predicted_one(schedule, unit_s):
-    seen, predicted = rehearse(schedule, unit_s=unit_s), simulate(schedule)
+def test_the_bubble_is_the_predicted_one(schedule):
+    seen, predicted = rehearse(schedule, unit_s=UNIT_S), simulate(schedule)
     for rank in range(8):
         assert seen.peak(rank) == predicted.peak(rank)
     with on_time():
@@ -55,9 +48,9 @@ def test_the_bubble_is_the_predicted_one(schedule, unit_s):
 @pytest.mark.thorough("eight ranks that sleep", keep=1)
 @timed
 @pytest.mark.parametrize("schedule", [gpipe(4, 4), one_f_one_b(4, 8)], ids=lambda s: s.name)
-def test_late_messages_and_unequal_stages(schedule, unit_s):
+def test_late_messages_and_unequal_stages(schedule):
     costs = Costs([1, 1, 2, 1], 0.5, [1, 0.5, 0.5, 0.5], latency=0.5)
-    seen, predicted = rehearse(schedule, costs, unit_s), simulate(schedule, costs)
+    seen, predicted = rehearse(schedule, costs, UNIT_S), simulate(schedule, costs)
     with on_time():
         assert seen.makespan == pytest.approx(predicted.makespan, rel=0.06)
         assert seen.makespan > 1.05 * simulate(schedule, replace(costs, latency=0)).makespan
