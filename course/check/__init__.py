@@ -147,7 +147,7 @@ def what_to_do(exercise: str | Exercise = "") -> str:
 
 
 def missing(exercise_id: str, why: str = "", points: float | None = None) -> tuple[str, str]:
-    """The verdict on a missing answer; `why` is its sentence, by default that no cell asks for it."""
+    """The verdict on a missing answer; `why` is its sentence, by default of a lost cell."""
     from course.check.catalogue import BrokenExercise
 
     try:
