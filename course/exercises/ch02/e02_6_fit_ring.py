@@ -35,7 +35,8 @@ def body(answer, group, given):
     found = {}
     for machine in given["machines"]:
         result = answer(machine["n"], list(machine["sizes"]), list(machine["seconds"]))
-        found |= named(machine, kind(result), dict(zip(LINK, several(result, 3), strict=True)))
+        link = [known_number(x, ()) for x in several(result, 3)]
+        found |= named(machine, kind(result), dict(zip(LINK, link, strict=True)))
     return found
 
 

@@ -31,7 +31,7 @@ def body(answer, group, given):
         mine = asdict(layout)
     else:
         mine = "nothing" if layout is None else "no layout"
-    return dict(zip(PARTS, (mine, *numbers), strict=True))
+    return {CHOICE: mine} | {part: known_number(x, ()) for part, x in zip(PARTS[1:], numbers, strict=True)}
 
 
 def compared(found, given, task=BOOK):

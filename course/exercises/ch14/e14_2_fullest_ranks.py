@@ -23,6 +23,7 @@ def body(answer, group, given):
     found = {"what was returned": kind(result)}
     for name, row in zip(LAYOUTS, several(result, len(LAYOUTS)), strict=True):
         end, *numbers = several(row, len(WHATS))
+        numbers = [known_number(x, ()) for x in numbers]
         found |= dict(zip(entries(name), (word(end), *numbers), strict=True))
     return found
 

@@ -90,10 +90,10 @@ def body(answer, group, given):
 
 
 def told(result):
-    """A layout as a list, or what there is in its place; a number and a reason as they are."""
+    """A layout as a list, or what there is in its place; a number; and a reason as it is."""
     layout, loss, reason = several(result, len(PARTS))
     found = layout_of(layout)
-    return [[*found] if found else "nothing" if layout is None else "no layout", loss, reason]
+    return [[*found] if found else "nothing" if layout is None else "no layout", known_number(loss, ()), reason]
 
 
 def compared(found, given):

@@ -27,7 +27,7 @@ def body(answer, group, given):
         found[part], figures = judged(training, layout)
         if figures:
             found[f"{part}: {SEEN}"] = figures
-    return found | dict(zip(PARTS[2:], (gradients, messages), strict=True))
+    return found | {part: known_number(x, ()) for part, x in zip(PARTS[2:], (gradients, messages), strict=True)}
 
 
 def compared(found, given):
