@@ -67,7 +67,7 @@ rank  error of the gradient  messages sent  sends not waited for
 3             0.00                 8                  8
 ```
 
-It is a clue which ranks are right. All else is as above: the name `repaired_step`, what `forward` keeps, the order of
+Which ranks are right is a clue. All else is as above: the name `repaired_step`, what `forward` keeps, the order of
 work, and that every send and receive is waited for.
 """.strip()
 
