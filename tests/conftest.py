@@ -27,7 +27,7 @@ RERUN_S = 2.0  # from a time that was missed to the next try
 
 
 def pytest_addoption(parser):
-    parser.addoption("--longest-s", type=float, default=30, help="seconds that a test may take; slow ones say why")
+    parser.addoption("--longest-s", type=float, default=60, help="seconds that a test may take; slow ones say why")
     parser.addoption(
         "--part", choices=("all", "quick", "thorough"), default="all", help="thorough: what quick leaves"
     )
