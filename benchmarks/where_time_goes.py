@@ -41,7 +41,7 @@ from lib.parallel import ParallelGPT
 from lib.pipeline.schedules.action import Action
 from lib.pipeline.simulate import Slot, Timeline
 from lib.pipeline.stage import Stage
-from lib.runtime import transfer
+from lib.runtime import pending
 
 SIZES = ((1, 1, 1), (2, 1, 1), (1, 2, 1), (1, 1, 2), (2, 2, 1), (2, 2, 2))
 DOING = ("compute", "optimizer", "gradients", "transport", "ours")
@@ -52,7 +52,7 @@ LIBRARY = {  # what is watched, and as what it counts
     "transport": (
         (comm, "all_reduce_start reduce_scatter_start all_gather_start all_to_all broadcast send recv"),
         (comm, "_all_reduce _all_gather _broadcast _all_to_all _isend _irecv"),
-        (transfer, "_work_wait"),
+        (pending, "_work_wait"),
     ),
     "ours": ((comm, "collective message"), (ParallelGPT, "step")),
     "gradients": (

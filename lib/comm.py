@@ -20,6 +20,8 @@ from torch import Tensor
 
 from lib.mesh import Group
 from lib.runtime.calls import label  # noqa: F401 a caller finds it here
+from lib.runtime.emulated_link import link  # noqa: F401 this too
+from lib.runtime.pending import Pending, collective, message
 from lib.runtime.shapes import (
     as_bytes,
     check_dim,
@@ -36,7 +38,6 @@ from lib.runtime.shapes import (
     why_not_plain,  # noqa: F401 this too
     writable,
 )
-from lib.runtime.transfer import Pending, collective, link, message  # noqa: F401 this too
 
 TOGETHER_BYTES = 16 * 2**20  # per message of `broadcast_coalesced`
 

@@ -30,7 +30,8 @@ from lib.layout import AXES, Layout
 from lib.mesh import Group, Mesh, MeshShape
 from lib.parallel import ParallelGPT
 from lib.placement import copies_of, shard
-from lib.runtime import calls, transfer
+from lib.runtime import calls
+from lib.runtime.pending import Pending
 from lib.training.config import TrainConfig
 from lib.training.loop import train
 
@@ -199,9 +200,9 @@ def _attach(seen: Seen, config: TrainConfig, alone: dict[str, Full], stack: Exit
 
 def _attach_to_messages(seen: Seen, stack: ExitStack) -> None:
     started: dict[int, tuple[calls.Call, float]] = {}  # by the id of a call, which stays alive here
-    wait, depth = transfer.Pending.wait, [0]
+    wait, depth = Pending.wait, [0]
 
-    def of_wait(self: transfer.Pending) -> Any:
+    def of_wait(self: Pending) -> Any:
         if self.record is None or self._finish is None or depth[0]:
             return wait(self)
         depth[0], from_s = 1, time.perf_counter()
@@ -219,7 +220,7 @@ def _attach_to_messages(seen: Seen, stack: ExitStack) -> None:
 
     calls.listeners.append(calls.Listener(starts, lambda call: None))
     stack.callback(calls.listeners.pop)
-    stack.enter_context(patch.object(transfer.Pending, "wait", of_wait))
+    stack.enter_context(patch.object(Pending, "wait", of_wait))
 
 
 def _gradients(seen: Seen, alone: dict[str, Full], model: ParallelGPT, max_norm: float) -> None:

@@ -113,7 +113,7 @@ class CallTable:
         number.
 
         A refused call does not count: code that catches the error may then make the right call. `due_s` is when this
-        rank's emulated link finishes the call (`lib.runtime.transfer`).
+        rank's emulated link finishes the call (`lib.runtime.emulated_link`).
 
         Raises:
             MismatchError: a member made a different call of the same number.

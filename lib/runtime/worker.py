@@ -28,7 +28,7 @@ import torch
 import torch.distributed as dist
 
 from lib import mesh, trace
-from lib.runtime import calls, hang, headroom, output, places, spy, transfer
+from lib.runtime import calls, hang, headroom, output, pending, places, spy
 from lib.runtime.call_table import CallTable, MismatchError
 from lib.runtime.errors import RankError
 from lib.runtime.group import Group
@@ -42,7 +42,7 @@ sys.modules.setdefault("torch._C._functions", torch._C._functions)
 
 in_rank = False  # whether this process is a rank
 
-_IN_CALL = {transfer.__file__, spy.__file__, mesh.__file__}  # files in the stack of a thread that waits for ranks
+_IN_CALL = {pending.__file__, spy.__file__, mesh.__file__}  # files in the stack of a thread that waits for ranks
 _MINE = tuple(f'File "{file}"' for file in (__file__, output.__file__, spy.__file__))
 _PEER_GONE = re.compile(r"Connection (closed|reset) by peer|Connection refused|Broken pipe|Socket closed|Read error")
 

@@ -15,7 +15,7 @@ from lib import comm, trace
 from lib.deferred import DeferWeightGradients, Queue
 from lib.launch import run
 from lib.mesh import Group, Mesh, MeshShape
-from lib.runtime import calls, transfer
+from lib.runtime import calls, pending
 from tests.lib import kinds, sharding
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -247,13 +247,13 @@ def test_pending_waits_once_and_may_be_forgotten():
     def works(world):
         right, left = (world.rank + 1) % world.size, (world.rank - 1) % world.size
         with trace.record(world.rank) as seen:
-            pending = comm.all_reduce_start(torch.ones(3), world)
-            first, again = pending.wait(), pending.wait()
+            summed = comm.all_reduce_start(torch.ones(3), world)
+            first, again = summed.wait(), summed.wait()
             comm.send(torch.full((1000,), float(world.rank)), world, right)  # nobody waits, and it arrives
             comm.all_gather_start(torch.ones(3), world)
             got = comm.recv(torch.empty(1000), world, left).wait()
             comm.barrier(world)
-        return first is again, got.unique().tolist() == [left], [e.kind for e in seen.events], len(transfer._works)
+        return first is again, got.unique().tolist() == [left], [e.kind for e in seen.events], len(pending._works)
 
     assert run(works, 3) == [(True, True, ["all_reduce", "recv", "barrier", "send"], 2)] * 3
 

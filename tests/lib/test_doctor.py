@@ -23,7 +23,7 @@ from lib.doctor import exam, links, settings
 from lib.doctor.__main__ import main
 from lib.doctor.links import outliers
 from lib.mesh import MeshShape
-from lib.runtime.transfer import Pending
+from lib.runtime.pending import Pending
 from lib.torchrun.meeting import Member
 
 ROOT = Path(__file__).parents[2]

@@ -11,7 +11,7 @@ import torch
 from lib import comm, cost, trace
 from lib.launch import run
 from lib.mesh import Group, Mesh, MeshShape
-from lib.runtime import transfer
+from lib.runtime import emulated_link
 from tests.on_time import on_time
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -170,12 +170,12 @@ def test_outside_the_body_and_alone_nothing_is_slow():
         with on_time():
             assert seconds(lambda: comm.all_reduce(torch.ones(100), alone)) < LATE_S
         with comm.link(alpha_s=2, bandwidth_Bps=1, axis="tp"):
-            assert transfer.along("tp").alpha_s == 2
-            assert transfer.along("dp").alpha_s == 1
+            assert emulated_link.along("tp").alpha_s == 2
+            assert emulated_link.along("dp").alpha_s == 1
             with comm.link(alpha_s=3, bandwidth_Bps=1, axis="tp"):
-                assert transfer.along("tp").alpha_s == 3
-            assert transfer.along("tp").alpha_s == 2
-    assert transfer.along("tp") is None
+                assert emulated_link.along("tp").alpha_s == 3
+            assert emulated_link.along("tp").alpha_s == 2
+    assert emulated_link.along("tp") is None
 
 
 def test_a_link_that_cannot_be():

@@ -9,7 +9,7 @@ from torch import distributed as dist
 
 from lib import comm
 from lib.runtime import spy
-from lib.runtime.transfer import Pending
+from lib.runtime.pending import Pending
 
 AWAIT_S = 3
 
