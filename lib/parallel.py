@@ -3,7 +3,7 @@
 The problem: the ranks over which a gradient must be summed depend on all axes: a norm may work on a shard of the
 sequence, an embedding may have a second use on a different stage.
 The idea: each technique is applied to the model in turn, and keeps the serial names. Then the two facts of every
-parameter follow from the mesh (`facts_on_mesh.py`), and the rest is composition:
+parameter follow from the mesh (`gradient_ranks.py`), and the rest is composition:
 
     tensor_parallel(model, mesh.group("tp"))                    each rank has shards of the matrices
     stages = stages_of(model, schedule, mesh.group("pp").rank)  … of some of the layers
@@ -35,7 +35,7 @@ from lib.data_parallel.optimizer import ShardedOptimizer
 from lib.data_parallel.state_dicts import check_keys, fitting
 from lib.data_parallel.zero import check_range, sharded_gradients
 from lib.facts import Fact, serial_names
-from lib.facts_on_mesh import facts_of
+from lib.gradient_ranks import facts_of
 from lib.launch import device
 from lib.layout import AXES, Layout
 from lib.masks import check_rows, drop_by_rows, row_seed

@@ -1,4 +1,4 @@
-"""The two facts of each parameter, from the mesh: how its value is sharded, and over which ranks its gradient is a sum.
+"""Over which ranks the gradient of each parameter is a sum, and how its value is sharded: two facts, from the mesh.
 
 The problem: the ranks over which a gradient must be summed depend on all axes: a norm may work on a shard of the
 sequence, an embedding may have a second use on a different stage.
