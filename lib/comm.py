@@ -41,7 +41,7 @@ from lib.runtime.shapes import (
 
 TOGETHER_BYTES = 16 * 2**20  # per message of `broadcast_coalesced`
 
-# Stored now, because lib.runtime.spy replaces them by recorded versions for direct calls of torch.distributed.
+# Stored now, because `record_torch_calls` replaces them by recorded versions for direct calls of torch.distributed.
 _all_reduce, _broadcast, _barrier, _reduce = dist.all_reduce, dist.broadcast, dist.barrier, dist.reduce
 _all_to_all, _isend, _irecv = dist.all_to_all_single, dist.isend, dist.irecv
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # torch 2.13 renamed both

@@ -3,7 +3,7 @@
 The problem: the call table compares the calls of a rank, a hang report prints them, a trace counts them, and a grader
 judges them. With four definitions of a call, they would disagree.
 The idea: `Call` holds the facts known before a call is made, by `lib.comm` or by a reader's own call of
-`torch.distributed` (`spy.py`). `Record` is the call in flight. Nothing here knows torch.
+`torch.distributed` (`record_torch_calls.py`). `Record` is the call in flight. Nothing here knows torch.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from lib.runtime.emulated_link import along
 from lib.runtime.group import Group
 from lib.runtime.shapes import spec
 
-# Stored now, because lib.runtime.spy replaces them by recorded versions for direct calls of torch.distributed.
+# Stored now, because `record_torch_calls` replaces them by recorded versions for direct calls of torch.distributed.
 _work_wait = dist.Work.wait
 
 _works: set[tuple[dist.Work, ...]] = set()  # in flight; gloo drops a message whose Work is deleted

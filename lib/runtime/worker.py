@@ -28,7 +28,7 @@ import torch
 import torch.distributed as dist
 
 from lib import mesh, trace
-from lib.runtime import calls, hang, headroom, output, pending, places, spy
+from lib.runtime import calls, hang, headroom, output, pending, places, record_torch_calls
 from lib.runtime.call_table import CallTable, MismatchError
 from lib.runtime.errors import RankError
 from lib.runtime.group import Group
@@ -42,8 +42,9 @@ sys.modules.setdefault("torch._C._functions", torch._C._functions)
 
 in_rank = False  # whether this process is a rank
 
-_IN_CALL = {pending.__file__, spy.__file__, mesh.__file__}  # files in the stack of a thread that waits for ranks
-_MINE = tuple(f'File "{file}"' for file in (__file__, output.__file__, spy.__file__))
+# Files in the stack of a thread that waits for ranks.
+_IN_CALL = {pending.__file__, record_torch_calls.__file__, mesh.__file__}
+_MINE = tuple(f'File "{file}"' for file in (__file__, output.__file__, record_torch_calls.__file__))
 _PEER_GONE = re.compile(r"Connection (closed|reset) by peer|Connection refused|Broken pipe|Socket closed|Read error")
 
 
@@ -91,7 +92,7 @@ def _work(rank: int, world_size: int, folder: str, place: tuple, table: CallTabl
     # The process that called `run` reports a hang long before gloo would.
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=limit)
     numpy.random.seed()  # or all forks would draw the same numbers as the server
-    spy.watch()  # before the job is read, which may refer to such functions by name
+    record_torch_calls.watch()  # before the job is read, which may refer to such functions by name
     # torch.compile looks there for what a function uses
     main = sys.modules["__main__"] = types.ModuleType("__main__")
     job: Job = read(os.path.join(folder, "job"), vars(main))

@@ -76,7 +76,7 @@ def connect(backend: str, store: dist.Store, watchdog: Watchdog) -> Group:
     import torch.distributed as dist
 
     from lib import mesh
-    from lib.runtime import calls, spy
+    from lib.runtime import calls, record_torch_calls
     from lib.runtime.hang import RUNNING
 
     rank, size = watchdog.rank, len(watchdog.members)
@@ -88,7 +88,7 @@ def connect(backend: str, store: dist.Store, watchdog: Watchdog) -> Group:
         text, ranks, _ = watchdog.give_up(watchdog.cannot_connect(str(error).splitlines()[0]))
         raise StartError(text, ranks) from None
     if calls.table is None:
-        spy.watch()
+        record_torch_calls.watch()
     calls.table = watchdog.table
     calls.table.state(RUNNING)
     _watchdogs.append(watchdog)

@@ -616,7 +616,7 @@ def turns_right(x, group):
     [(gathers_by_torch, "a collective did the work"), (turns_right, "your ring turns to the right")],
 )
 def test_what_is_sent_past_our_own_functions_is_heard(answer, hint):
-    """`tests/lib/test_spy.py` tries the other functions of torch.distributed."""
+    """`tests/lib/test_record_torch_calls.py` tries the other functions of torch.distributed."""
     assert_told("02.3", answer, hint)
 
 

@@ -29,7 +29,7 @@ import torch.distributed as dist
 from lib import comm
 from lib.launch import HangError, MismatchError, RankError, RunTimeout, run
 from lib.mesh import Group, second_lane
-from lib.runtime import hang, spy
+from lib.runtime import hang, record_torch_calls
 from tests.on_time import on_time
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # ranks need not import pytest
@@ -807,7 +807,7 @@ def uses_torch_distributed(world):
         dist.broadcast(torch.ones(1), group_src=1, group=pair)
     dist.all_reduce(torch.ones(2), group=all_again)
     dist.barrier()
-    seen.append(len(spy._under_way))
+    seen.append(len(record_torch_calls._under_way))
     dist.destroy_process_group()
     return seen
 

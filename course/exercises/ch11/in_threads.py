@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from torch import distributed as dist
 
 from lib import comm
-from lib.runtime import spy
+from lib.runtime import record_torch_calls
 from lib.runtime.pending import Pending
 
 AWAIT_S = 3
@@ -67,7 +67,7 @@ class InThreads:
         """Whether `program(rank)` ends on all of them."""
 
         def of_rank(rank):
-            self.here.rank, spy._inside.call = rank, True  # it records nothing here
+            self.here.rank, record_torch_calls._inside.call = rank, True  # it records nothing here
             try:
                 program(rank)
             except Exception:

@@ -13,7 +13,7 @@ from course.check.listen import listen
 from lib import comm, cost, trace
 from lib.launch import HangError, MismatchError, RankError, run
 from lib.mesh import Mesh, MeshShape
-from lib.runtime import hang, spy
+from lib.runtime import hang, record_torch_calls
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 pytestmark = pytest.mark.usefixtures("machine")
@@ -87,7 +87,7 @@ def counted(world, names):
             (e.rank, e.kind, e.axis, e.peers, e.payload_bytes, e.wire_bytes, e.label, 0 < e.end_s - e.start_s < 5)
             for e in seen.events
         ]
-    return found, len(spy._under_way), len(spy._promised)
+    return found, len(record_torch_calls._under_way), len(record_torch_calls._promised)
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")
