@@ -103,7 +103,7 @@ def linear_later(queue: Queue, x: Tensor, weight: Tensor, bias: Tensor | None = 
 
 def weight_gradients(gradient: Tensor, x: Tensor, of_weight: bool, of_bias: bool) -> tuple[Tensor | None, ...]:
     """∂W = ∂yᵀ · x and ∂b = Σ ∂y of a linear layer, from ∂y[…, F] and x[…, D]; None where it is not wanted."""
-    rows, x_rows = (one.flatten(0, -2) if one.dim() > 1 else one.unsqueeze(0) for one in (gradient, x))
+    rows, x_rows = (tensor.flatten(0, -2) if tensor.dim() > 1 else tensor.unsqueeze(0) for tensor in (gradient, x))
     return rows.T @ x_rows.conj() if of_weight else None, rows.sum(0) if of_bias else None
 
 

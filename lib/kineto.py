@@ -83,8 +83,8 @@ def read_traces(paths: Iterable[str | PathLike[str]]) -> Trace:
     zero_ns = min((file.base_ns for file in files), default=0)
     traces = {file.rank: _read(file, (file.base_ns - zero_ns) / 1e9) for file in files}
     ahead_s = _ahead_s(traces, {file.rank: file.host for file in files})
-    moved = [Trace.merge([one], ahead_s[rank]) for rank, one in traces.items()]
-    return Trace.merge(moved, min((x.start_s for one in moved for x in [*one.events, *one.spans]), default=0.0))
+    moved = [Trace.merge([trace], ahead_s[rank]) for rank, trace in traces.items()]
+    return Trace.merge(moved, min((x.start_s for trace in moved for x in [*trace.events, *trace.spans]), default=0.0))
 
 
 def matched(trace: Trace) -> list[list[CommEvent]]:
@@ -115,13 +115,13 @@ def waits_s(trace: Trace) -> dict[tuple[int, int], float]:
 
 def exposed_s(trace: Trace) -> dict[int, tuple[float, float, float]]:
     """Rank → seconds of computation, of communication, and of communication while nothing computes."""
-    found = {}
+    seconds = {}
     for rank in sorted({x.rank for x in [*trace.events, *trace.spans]}):
-        one = trace.select(rank=rank)
-        compute, comm = ([(x.start_s, x.end_s) for x in items] for items in (one.spans, one.events))
+        of_rank = trace.select(rank=rank)
+        compute, comm = ([(x.start_s, x.end_s) for x in items] for items in (of_rank.spans, of_rank.events))
         compute_s, comm_s, any_s = (_covered_s(times) for times in (compute, comm, compute + comm))
-        found[rank] = compute_s, comm_s, any_s - compute_s
-    return found
+        seconds[rank] = compute_s, comm_s, any_s - compute_s
+    return seconds
 
 
 def _covered_s(times: Iterable[tuple[float, float]]) -> float:
@@ -148,9 +148,9 @@ def _open(path: str | PathLike[str], place: int) -> _File:
         raise TraceError(f"{path} is no trace of torch.profiler: {error}") from None
     told = data.get("distributedInfo", {})
     world, groups = tuple(range(told.get("world_size", 1))), {}
-    for one in told.get("pg_config", []):
-        axis = "world" if one["pg_desc"] == "default_pg" else one["pg_desc"]
-        groups[str(one["pg_name"])] = axis, tuple(one.get("ranks") or world)
+    for group in told.get("pg_config", []):
+        axis = "world" if group["pg_desc"] == "default_pg" else group["pg_desc"]
+        groups[str(group["pg_name"])] = axis, tuple(group.get("ranks") or world)
     if len(groups) <= 1:
         groups[""] = "world", world  # gloo does not say of which group a call is
     base_ns = data.get("baseTimeNanoseconds", 0)

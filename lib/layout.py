@@ -203,14 +203,14 @@ def _possible(others: Mapping[str, object], microbatches: int, worlds: set[int])
     simplest = {"schedule": "1f1b", "stages_per_rank": 1, "sequence_parallel": False, "zero": 1, "recompute": "none"}
     choices = {name: {value, simplest.get(name, value)} for name, value in others.items()}
     choices["microbatches"] = {microbatches, 1, 2, 4, 8, 16}
-    found = []
+    layouts = []
     for ranks in worlds:
         for tp, pp in product(divisors(ranks), repeat=2):
             for values in product(*choices.values()) if ranks % (tp * pp) == 0 else ():
                 fields = {"dp": ranks // tp // pp, "pp": pp, "tp": tp} | dict(zip(choices, values, strict=True))
                 with suppress(ValueError, TypeError):
-                    found.append(Layout(**fields))
-    return found
+                    layouts.append(Layout(**fields))
+    return layouts
 
 
 def one_of(numbers: Iterable[int]) -> str:

@@ -165,7 +165,8 @@ class MemoryTracker(TorchDispatchMode):
         models |= {id(p): p for p in _alive(self._parameters)}  # also shards, while gathered parameters replace them
         stepped = {id(p): p for o in optimizers for group in o.param_groups for p in group["params"]}
         own = [p for key, p in stepped.items() if key not in models]
-        yield "parameter", [*models.values(), *(b for one in modules for b in one._buffers.values() if b is not None)]
+        buffers = [b for module in modules for b in module._buffers.values() if b is not None]
+        yield "parameter", [*models.values(), *buffers]
         yield "gradient", [grad for p in (*models.values(), *own) if (grad := p.grad) is not None]
         values = [value for o in optimizers for entry in o.state.values() for value in entry.values()]
         yield "optimizer", [*own, *_tensors(values)]  # LBFGS keeps lists of tensors
@@ -175,8 +176,8 @@ class MemoryTracker(TorchDispatchMode):
         if not self.timeline or usage != self.timeline[-1][1]:
             self.timeline.append((self._now_s(), usage))
             self.peak_by_kind = {kind: max(usage[kind], self.peak_by_kind[kind]) for kind in usage}
-            for one in (self, *self._open_phases):
-                one.peak = max(one.peak, usage, key=lambda usage: usage["total"])
+            for phase in (self, *self._open_phases):
+                phase.peak = max(phase.peak, usage, key=lambda usage: usage["total"])
 
     def _now_s(self) -> float:
         return time.perf_counter() - self.start_s

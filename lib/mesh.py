@@ -89,12 +89,12 @@ class MeshShape:
         """
         among = among or {}
         self.check([*axes, *among])
-        found: dict[tuple[int, ...], list[int]] = {}
+        groups: dict[tuple[int, ...], list[int]] = {}
         for rank in range(self.size):
             here = self.coordinates(rank)
             if all(here[axis] in places for axis, places in among.items()):
-                found.setdefault(tuple(i for axis, i in here.items() if axis not in axes), []).append(rank)
-        return [tuple(group) for group in found.values()]
+                groups.setdefault(tuple(i for axis, i in here.items() if axis not in axes), []).append(rank)
+        return [tuple(group) for group in groups.values()]
 
     def check(self, axes: Sequence[str] | Mapping[str, object]) -> None:
         """Raise ValueError for an axis that the mesh does not have."""

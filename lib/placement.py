@@ -99,7 +99,7 @@ def unshard(part: Tensor, placement: Placement, group: Group) -> Tensor:
         case Fused(dim):
             sections = placement.sections(group)
             pieces = zip(part.split([size for size, _ in sections], dim), sections, strict=True)
-            return torch.cat([unshard(piece, one, group) for piece, (_, one) in pieces], dim)
+            return torch.cat([unshard(piece, cut, group) for piece, (_, cut) in pieces], dim)
 
 
 def sections(placement: Placement, shape: torch.Size, group: Group) -> list[tuple[int, int, int, int]]:
@@ -118,11 +118,11 @@ def sections(placement: Placement, shape: torch.Size, group: Group) -> list[tupl
         case Shard(dim, copies):
             return [(dim, 0, group.rank // copies * shape[dim], shape[dim])]
         case Fused(dim, sizes):
-            found, in_part, in_whole = [], 0, 0
-            for whole_size, (size, one) in zip(sizes, placement.sections(group), strict=True):
-                found.append((dim, in_part, in_whole + group.rank // one.copies * size, size))
+            stretches, in_part, in_whole = [], 0, 0
+            for whole_size, (size, cut) in zip(sizes, placement.sections(group), strict=True):
+                stretches.append((dim, in_part, in_whole + group.rank // cut.copies * size, size))
                 in_part, in_whole = in_part + size, in_whole + whole_size
-            return found
+            return stretches
     raise ValueError(f"a partial sum has no position in the full tensor ({placement})")
 
 
@@ -138,7 +138,7 @@ def copies_of(placement: Placement, shape: torch.Size, group: Group) -> int | Te
         case Shard(_, copies):
             return copies
         case Fused(dim, _, copies) if len(set(copies)) > 1:
-            each = torch.cat([torch.full((size,), one.copies) for size, one in placement.sections(group)])
+            each = torch.cat([torch.full((size,), cut.copies) for size, cut in placement.sections(group)])
             return each.view([-1 if d == dim % len(shape) else 1 for d in range(len(shape))])
         case Fused(_, _, copies):
             return copies[0]
@@ -171,29 +171,33 @@ def parts(module: nn.Module) -> dict[str, tuple[nn.Parameter, Placement]]:
     A module lists placements of its own parameters in `placements`; all others are replicated.
     """
     return {
-        f"{where}.{name}".lstrip("."): (p, getattr(one, "placements", {}).get(name, Replicate()))
-        for where, one in module.named_modules(remove_duplicate=False)
-        for name, p in one._parameters.items()
+        f"{where}.{name}".lstrip("."): (p, getattr(submodule, "placements", {}).get(name, Replicate()))
+        for where, submodule in module.named_modules(remove_duplicate=False)
+        for name, p in submodule._parameters.items()
         if p is not None
     }
 
 
 def with_partial_gradients(module: nn.Module) -> set[int]:
     """The ids of all parameters whose gradients are partial sums, which a module lists in `partial_gradients`."""
-    return {id(getattr(one, name)) for one in module.modules() for name in getattr(one, "partial_gradients", ())}
+    return {
+        id(getattr(submodule, name))
+        for submodule in module.modules()
+        for name in getattr(submodule, "partial_gradients", ())
+    }
 
 
 def check_apart(module: nn.Module) -> None:
     """Raise ValueError if a trained parameter shares memory with another tensor of the module: shards would not."""
     held: dict[int, tuple[str, Tensor, np.ndarray]] = {}
-    for where, one in module.named_modules():
-        for name, x in {**vars(one), **one._parameters, **one._buffers}.items():
+    for where, submodule in module.named_modules():
+        for name, x in {**vars(submodule), **submodule._parameters, **submodule._buffers}.items():
             if isinstance(x, Tensor) and x.layout is torch.strided and x.numel() and not x.is_meta:
                 size, steps = x.element_size(), tuple(x.element_size() * step for step in x.stride())
                 memory = {"version": 3, "shape": tuple(x.shape), "strides": steps, "data": (x.data_ptr(), True)}
                 array = np.asarray(SimpleNamespace(__array_interface__=memory | {"typestr": f"|V{size}"}))
                 held[id(x)] = f"{where}.{name}".lstrip("."), x, array  # NumPy compares addresses, and reads nothing
-    ordered = sorted(held.values(), key=lambda one: one[1].data_ptr())
+    ordered = sorted(held.values(), key=lambda entry: entry[1].data_ptr())
     for i, (name, x, here) in enumerate(ordered):
         for other, y, there in ordered[i + 1 :]:
             if not np.may_share_memory(here, there):  # nor can those that start later

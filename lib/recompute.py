@@ -30,18 +30,18 @@ def recomputed(
         nonlocal is_first
         own, is_first = {} if is_first else _buffers(module), False
         try:
-            for (one, name), b in _copies({key: start.get(key, b) for key, b in own.items()}).items():
-                one._buffers[name] = b
+            for (owner, name), b in _copies({key: start.get(key, b) for key, b in own.items()}).items():
+                owner._buffers[name] = b
             return compute(x)
         finally:
-            for (one, name), b in own.items():
-                one._buffers[name] = b
+            for (owner, name), b in own.items():
+                owner._buffers[name] = b
 
     return checkpoint(run, x, use_reentrant=False, context_fn=lambda: (nullcontext(), again or nullcontext()))
 
 
 def _buffers(module: nn.Module) -> dict[tuple[nn.Module, str], Tensor | None]:
-    every = {(one, name): b for one in module.modules() for name, b in one._buffers.items()}
+    every = {(owner, name): b for owner in module.modules() for name, b in owner._buffers.items()}
     return {key: b for key, b in every.items() if b is None or b.layout is torch.strided and not b.requires_grad}
 
 

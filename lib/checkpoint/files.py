@@ -166,12 +166,12 @@ def check_files(folder: str, names: Iterable[str]) -> None:
     noted = _noted_checksums(folder)
     for name in names:
         try:
-            found = checksum(folder, name)
+            computed = checksum(folder, name)
         except OSError as error:
             raise _unreadable(folder, name, error) from None
         if name not in noted:
             raise _damaged(folder, CHECKSUMS, f"it has no line for {name}")
-        if found != noted[name]:
+        if computed != noted[name]:
             raise _damaged(folder, name, f"it is not as {CHECKSUMS} says")
 
 

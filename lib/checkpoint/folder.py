@@ -129,17 +129,17 @@ def choose(folder: str, resume: str | None, config: RunSettings) -> str | None:
     Raises:
         ValueError: the run cannot continue from it, or would write into a folder of a different run.
     """
-    found = complete(folder)
+    checkpoints = complete(folder)
     if resume is None:
-        if found:
+        if checkpoints:
             raise ValueError(
-                f"{folder} has checkpoints up to step {step_of(found[-1])}: continue from there with --resume auto, or "
-                "give a different folder to --checkpoint"
+                f"{folder} has checkpoints up to step {step_of(checkpoints[-1])}: continue from there with --resume "
+                "auto, or give a different folder to --checkpoint"
             )
         return None
     if resume != "auto":
         _check(resume, config)
-        newer = [path for path in found if step_of(path) > run_of(resume)["step"]]
+        newer = [path for path in checkpoints if step_of(path) > run_of(resume)["step"]]
         if newer:
             raise ValueError(
                 f"--resume {resume}: {newer[-1]} is newer, so a later --resume auto would continue from it; move it "
@@ -147,7 +147,7 @@ def choose(folder: str, resume: str | None, config: RunSettings) -> str | None:
             )
         return resume
     broken: list[tuple[str, str]] = []
-    for path in reversed(found):
+    for path in reversed(checkpoints):
         try:
             _check(path, config)
         except BrokenCheckpoint as error:

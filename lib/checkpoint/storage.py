@@ -47,15 +47,15 @@ class Stored(NamedTuple):
 
 def contents(model: ParallelGPT) -> dict[str, Stored]:
     """The tensors to save or to fill on this rank, by name; they are views of model and optimizer state."""
-    found: dict[str, Stored] = {}
+    tensors: dict[str, Stored] = {}
     for piece in model.pieces():
         name, shape = piece.fact.name, model.shapes[piece.fact.name]
-        found[WEIGHT + name] = _cut(piece, piece.held, shape)
+        tensors[WEIGHT + name] = _cut(piece, piece.held, shape)
         for key, value in model.optimizer.state.get(piece.held, {}).items():
             if isinstance(value, Tensor):
                 alike = value.shape == piece.held.shape
-                found[f"{STATE}{name}.{key}"] = _cut(piece, value, shape) if alike else as_one_box(value)
-    return found
+                tensors[f"{STATE}{name}.{key}"] = _cut(piece, value, shape) if alike else as_one_box(value)
+    return tensors
 
 
 def _cut(piece: Piece, values: Tensor, shape: torch.Size) -> Stored:
@@ -95,7 +95,7 @@ class Save:
         try:
             self._writer.prepare_local_plan(plan)  # makes the folder
             written = self._writer.write_data(plan, self._planner).value()
-            names = {one.storage_data.relative_path for one in written}
+            names = {result.storage_data.relative_path for result in written}
             self._said = written, {name: checksum(self.folder, name) for name in names}
         except Exception as error:  # of a disk, or of DCP: every rank must get it
             self._said = reason(error)
@@ -109,7 +109,7 @@ class Save:
         """Wait until all ranks have written; return why there is no checkpoint, or ""; equal on all ranks."""
         self._thread.join()
         said = comm.all_gather_object(self._said, self.world)
-        failed = [f"rank {rank}: {one}" for rank, one in enumerate(said) if isinstance(one, str)]
+        failed = [f"rank {rank}: {answer}" for rank, answer in enumerate(said) if isinstance(answer, str)]
         if not failed and self.world.rank == 0:
             failed = self._complete(said)
         return comm.all_gather_object("; ".join(failed), self.world)[0]
@@ -117,7 +117,7 @@ class Save:
     def _complete(self, said: list) -> list[str]:
         """Check that all files are here, and write the list of boxes, on rank 0; return what failed."""
         sizes: dict[str, int] = {}  # the bytes that each written file must have at least
-        for place in (one.storage_data for written, _ in said for one in written):
+        for place in (result.storage_data for written, _ in said for result in written):
             sizes[place.relative_path] = max(sizes.get(place.relative_path, 0), place.offset + place.length)
         if lost := unseen(self.folder, sizes):
             return [f"rank 0 cannot read {', '.join(lost)}: all machines must share the folder"]
@@ -137,18 +137,18 @@ class _SavePlanner(DefaultSavePlanner):
         return self.copies[index]
 
 
-def _items(found: dict[str, Stored]) -> list[WriteItem]:
+def _items(tensors: dict[str, Stored]) -> list[WriteItem]:
     """The write items of DCP, one for each box."""
     items = []
-    for name, stored in found.items():
+    for name, stored in tensors.items():
         for box, x in stored.boxes.items():
             data = TensorWriteData(_chunk(box), TensorProperties(dtype=x.dtype), stored.shape)
             items.append(WriteItem(MetadataIndex(name, box.offset), WriteItemType.SHARD, tensor_data=data))
     return items
 
 
-def _by_index(found: dict[str, Stored]) -> dict[MetadataIndex, Tensor]:
-    return {MetadataIndex(name, box.offset): x for name, one in found.items() for box, x in one.boxes.items()}
+def _by_index(tensors: dict[str, Stored]) -> dict[MetadataIndex, Tensor]:
+    return {MetadataIndex(name, box.offset): x for name, stored in tensors.items() for box, x in stored.boxes.items()}
 
 
 def _chunk(box: Box) -> ChunkStorageMetadata:
@@ -174,8 +174,8 @@ def files_of(metadata: Metadata) -> list[str]:
 
 def check_shapes(shapes: Mapping[str, torch.Size], metadata: Metadata, folder: str) -> None:
     """Raise CheckpointError unless a checkpoint is of a model with these parameters; it names the first difference."""
-    found = metadata.state_dict_metadata.items()
-    stored = {name.removeprefix(WEIGHT): x.size for name, x in found if name.startswith(WEIGHT)}
+    entries = metadata.state_dict_metadata.items()
+    stored = {name.removeprefix(WEIGHT): x.size for name, x in entries if name.startswith(WEIGHT)}
     for name in (*shapes, *stored):
         here, there = (list(of[name]) if name in of else None for of in (shapes, stored))
         if here != there:

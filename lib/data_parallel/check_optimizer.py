@@ -64,12 +64,12 @@ def check_groups(optimizer: MakeOptimizer, named: Iterable[tuple[str, nn.Paramet
     except Exception as error:  # any error of an optimizer from a different library
         raise _not_for_pieces(f"it raised: {error}") from error
     check_owned(of_pieces, (piece for _, piece in pieces))
-    found = settings_of(of_pieces, pieces)
+    given = settings_of(of_pieces, pieces)
     for name, _ in full:
-        if wanted.get(name) != found.get(name):
+        if wanted.get(name) != given.get(name):
             raise ValueError(
                 f"your function for the optimizer gives {name} the settings {wanted.get(name)} as a full parameter, "
-                f"and {found.get(name)} as the piece that a rank steps: pieces are new, flat tensors with the names "
+                f"and {given.get(name)} as the piece that a rank steps: pieces are new, flat tensors with the names "
                 "and attributes of parameters; make groups by name or by attribute, not by id(p), p.ndim or p.shape"
             )
 
@@ -77,11 +77,11 @@ def check_groups(optimizer: MakeOptimizer, named: Iterable[tuple[str, nn.Paramet
 def settings_of(optimizer: Optimizer, named: list[tuple[str, nn.Parameter]]) -> dict[str, str]:
     """Name → the settings of its group, for each parameter that the optimizer holds."""
     names = {id(p): name for name, p in named}
-    found = {}
+    by_name = {}
     for group in optimizer.param_groups:
         settings = {key: value for key, value in group.items() if key not in ("params", "param_names")}
-        found.update((names.get(id(p), ""), _shown(settings)) for p in group["params"])
-    return found
+        by_name.update((names.get(id(p), ""), _shown(settings)) for p in group["params"])
+    return by_name
 
 
 def _shown(settings: dict[str, object]) -> str:
@@ -114,15 +114,15 @@ def check_elementwise(optimizer: MakeOptimizer, named: Iterable[tuple[str, nn.Pa
     places = [p.data_ptr() for side in sides for _, p in side]
     why = ""
     try:
-        each = [optimizer(side) for side in sides]
-        for group in (group for one in each for group in one.param_groups if "lr" in group):
+        optimizers = [optimizer(side) for side in sides]
+        for group in (group for made in optimizers for group in made.param_groups if "lr" in group):
             group["lr"] = torch.full_like(group["lr"], 0.1) if isinstance(group["lr"], Tensor) else 0.1
         for _ in range(2):
             gradients = [draw(x.shape) for _, _, x in start]
-            for way, side, one in zip(ways, sides, each, strict=True):
+            for way, side, made in zip(ways, sides, optimizers, strict=True):
                 for (_, p), gradient in zip(side, gradients, strict=True):
                     p.grad = way(gradient)
-                one.step()
+                made.step()
         for (name, _, before), (_, whole), (_, first), (_, second) in zip(start, *sides, strict=True):
             update = (whole.detach() - before).flatten()
             of_halves = torch.cat([first.detach(), second.detach()]) - before.flatten()

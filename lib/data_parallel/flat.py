@@ -343,5 +343,5 @@ def _check_alike(named: dict[str, nn.Parameter]) -> None:
     for name, p in named.items():
         kinds.setdefault(f"{str(p.dtype)[6:]} on {p.device}", []).append(name)
     if len(kinds) > 1:
-        found = "; ".join(f"{kind} ({names[0]}, {len(names)} in all)" for kind, names in kinds.items())
-        raise ValueError(f"parameters sharded together must have one dtype and one device, but these are {found}")
+        listed = "; ".join(f"{kind} ({names[0]}, {len(names)} in all)" for kind, names in kinds.items())
+        raise ValueError(f"parameters sharded together must have one dtype and one device, but these are {listed}")

@@ -192,15 +192,15 @@ def squares_of(params: Iterable[nn.Parameter], facts: dict[int, Fact]) -> Iterat
 
 def with_gradient(values: object) -> list[Tensor]:
     """All tensors with gradients in a nested output, in any container: what Python's garbage collector finds in it."""
-    found, left, seen = [], [values], set()
+    tensors, left, seen = [], [values], set()
     while left:
-        one = left.pop()
-        is_globals = isinstance(one, dict) and "__name__" in one
-        if id(one) in seen or is_globals or isinstance(one, (nn.Module, type)):
+        value = left.pop()
+        is_globals = isinstance(value, dict) and "__name__" in value
+        if id(value) in seen or is_globals or isinstance(value, (nn.Module, type)):
             continue
-        seen.add(id(one))
-        if not isinstance(one, Tensor):
-            left += gc.get_referents(one)
-        elif one.requires_grad:
-            found.append(one)
-    return found
+        seen.add(id(value))
+        if not isinstance(value, Tensor):
+            left += gc.get_referents(value)
+        elif value.requires_grad:
+            tensors.append(value)
+    return tensors

@@ -97,5 +97,5 @@ class ShardedOptimizer:
         """Send the new parameters to all ranks."""
         with comm.label("parameters"):
             pending = [bucket.publish() for bucket in self.gradients.buckets]
-        for one in filter(None, pending):
-            one.wait()
+        for gather in filter(None, pending):
+            gather.wait()

@@ -34,9 +34,9 @@ def check_state(
     like = state_after_step(optimizer, p)
     if like is None:
         return None
-    found, wanted = ({f"{name}.{key}": x for key, x in of.items() if isinstance(x, Tensor)} for of in (saved, like))
-    check_keys(wanted.keys() - found.keys() if found else (), found.keys() - wanted.keys())
-    for key, x in found.items():
+    given, wanted = ({f"{name}.{key}": x for key, x in of.items() if isinstance(x, Tensor)} for of in (saved, like))
+    check_keys(wanted.keys() - given.keys() if given else (), given.keys() - wanted.keys())
+    for key, x in given.items():
         fitting(x, key, wanted[key].new_empty(shape) if wanted[key].shape == p.shape else wanted[key])
     return like
 
@@ -44,7 +44,7 @@ def check_state(
 def state_after_step(optimizer: Optimizer, p: Tensor) -> dict[str, Any] | None:
     """The state of a parameter after a step, on the meta device; None if this optimizer cannot step there."""
     probe, twin = copy.copy(optimizer), nn.Parameter(torch.empty_like(p, device="meta"))
-    group = next((group for group in optimizer.param_groups if any(p is one for one in group["params"])), None)
+    group = next((group for group in optimizer.param_groups if any(p is held for held in group["params"])), None)
     if group is None:
         return None
     probe.state, probe.param_groups, twin.grad = defaultdict(dict), [group | {"params": [twin]}], twin.detach()

@@ -152,15 +152,15 @@ class StateDicts:
                         values[id(x)] = given.pop(key)
 
         # These hooks run after those of the module: they see what it would load.
-        hooks = [one.register_load_state_dict_pre_hook(take) for one in self.module.modules()]
+        hooks = [submodule.register_load_state_dict_pre_hook(take) for submodule in self.module.modules()]
         try:
             missing, unexpected = self.module.load_state_dict(state, strict=False)
         finally:
             for hook in hooks:
                 hook.remove()
         params = dict(self.module.named_parameters(remove_duplicate=False))
-        found = elsewhere | values  # of two names of a tied parameter one is enough
-        check_keys([key for key in missing if key not in params or id(params[key]) not in found], unexpected)
+        loaded = elsewhere | values  # of two names of a tied parameter one is enough
+        check_keys([key for key in missing if key not in params or id(params[key]) not in loaded], unexpected)
         return values
 
 

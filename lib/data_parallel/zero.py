@@ -76,13 +76,13 @@ def check_can_be_sharded(module: nn.Module, optimizer: MakeOptimizer, dtype: tor
     for name, p in module.named_parameters():
         if p.requires_grad and p.is_complex() and not dtype.is_complex:
             raise ValueError(f"{name} is {str(p.dtype)[6:]}, and {str(dtype)[6:]} has no imaginary part: omit dtype")
-    for name, one in module.named_modules():
-        averages = getattr(one, "running_mean", None)
+    for name, submodule in module.named_modules():
+        averages = getattr(submodule, "running_mean", None)
         if isinstance(averages, Tensor) and averages.dtype != dtype:
             raise ValueError(
-                f"{name or 'the module'} is a {type(one).__name__}, whose averages stay {str(averages.dtype)[6:]} and "
-                f"do not match {str(dtype)[6:]} weights: use a norm without averages (LayerNorm, GroupNorm), or omit "
-                "dtype"
+                f"{name or 'the module'} is a {type(submodule).__name__}, whose averages stay "
+                f"{str(averages.dtype)[6:]} and do not match {str(dtype)[6:]} weights: use a norm without averages "
+                "(LayerNorm, GroupNorm), or omit dtype"
             )
 
 

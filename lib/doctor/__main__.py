@@ -43,7 +43,7 @@ def _shape(axes: str | None, ranks: int) -> MeshShape:
     if axes is None:
         return MeshShape(world=ranks)
     try:
-        shape = MeshShape(**{name: int(n) for name, n in (one.split("=") for one in axes.split(","))})
+        shape = MeshShape(**{name: int(n) for name, n in (axis.split("=") for axis in axes.split(","))})
     except ValueError:
         raise ValueError(f"--axes {axes} must be axes and their sizes, such as dp=2,tp=2") from None
     if shape.size != ranks:

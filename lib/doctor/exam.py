@@ -34,8 +34,8 @@ def examined(world: Group, shape: MeshShape) -> Examination:
     report = Examination([Member(settings=described())] * world.size, "gloo")
     if world.size > 1:
         dist.all_gather_object(report.members, report.members[world.rank])
-    report.measured, found = examine(world, shape, report.members)
-    report.findings += judge_settings(dict(enumerate(report.members))) + found
+    report.measured, findings = examine(world, shape, report.members)
+    report.findings += judge_settings(dict(enumerate(report.members))) + findings
     return report
 
 
@@ -57,8 +57,8 @@ def under_torchrun(rank: int, size: int, shape: MeshShape, path: str | None) -> 
     except StartError as error:
         report.findings.append(Finding("missing", error.ranks, str(error)))
         return report
-    report.findings += judge_settings({i: one for i, one in enumerate(report.members) if one})
-    if missing := tuple(i for i, one in enumerate(report.members) if one is None):
+    report.findings += judge_settings({i: member for i, member in enumerate(report.members) if member})
+    if missing := tuple(i for i, member in enumerate(report.members) if member is None):
         text = f"{named_ranks(missing)} of {size} did not come within {START_S:.0f} s: see what torchrun says there"
         report.findings.append(Finding("missing", missing, text))
         return report
@@ -66,8 +66,8 @@ def under_torchrun(rank: int, size: int, shape: MeshShape, path: str | None) -> 
     watchdog = Impatient(report, path, store, rank, report.members, LIMIT_S, network)
     try:
         world = connect(report.backend, store, watchdog)
-        report.measured, found = examine(world, shape, report.members)
-        report.findings += found
+        report.measured, findings = examine(world, shape, report.members)
+        report.findings += findings
         close(world, None)
     except (MismatchError, StartError) as error:
         watchdog.end(Ending(str(error), error.ranks, KINDS[type(error)]))

@@ -61,7 +61,7 @@ class Measurement:
 
     def judge(self, members: Sequence[Member]) -> list[Finding]:
         """Links, ranks and clocks that look wrong."""
-        bad, on = {}, [one.machine for one in members]  # `bad`: set of two ranks → why
+        bad, on = {}, [member.machine for member in members]  # `bad`: set of two ranks → why
         for kind, what in (("transfer", f"{self.size >> 20} MiB"), ("latency", "8 bytes")):
             for within, where in ((True, "within a host"), (False, "between hosts")):
                 likes = {(a, b): s for (a, b), s in self.of(kind).items() if (on[a] == on[b]) is within}
@@ -72,12 +72,12 @@ class Measurement:
             its, ill = (sum(rank in pair for pair in some) for some in (self.of("latency"), bad))
             if its > 1 and ill >= MOST_OF_ITS_LINKS * its:
                 slow.setdefault(rank, f"{ill} of its {its} links are; {next(bad[p] for p in bad if rank in p)}")
-        found = [Finding("slow", (r,), f"rank {r} on {members[r].host} is slow: {why}") for r, why in slow.items()]
+        findings = [Finding("slow", (r,), f"rank {r} on {members[r].host} is slow: {why}") for r, why in slow.items()]
         for (a, b), why in ((sorted(pair), why) for pair, why in bad.items() if not slow.keys() & pair):
-            found.append(Finding("link", (a, b), f"the link of ranks {a} and {b} is slow: {why}"))
+            findings.append(Finding("link", (a, b), f"the link of ranks {a} and {b} is slow: {why}"))
         text = "the clock of rank {} differs by {:+.2f} s from the clock of rank 0: start NTP on its host"
         far = {rank: by_s for rank, by_s in self.ahead_s.items() if abs(by_s) > LEAST_CLOCK_S}
-        return found + [Finding("clock", (rank,), text.format(rank, by_s)) for rank, by_s in far.items()]
+        return findings + [Finding("clock", (rank,), text.format(rank, by_s)) for rank, by_s in far.items()]
 
 
 def measure(world: Group, shape: MeshShape) -> Measurement:
@@ -92,7 +92,7 @@ def measure(world: Group, shape: MeshShape) -> Measurement:
     mine = dict(bench.seconds), {rank: min(seen)[1] for rank, seen in bench.clocks.items()}
     dist.all_gather_object(every := [mine] * world.size, mine)
     seconds: dict[tuple, list[float]] = {}
-    for key, values in (item for one, _ in every for item in one.items()):
+    for key, values in (item for of_rank, _ in every for item in of_rank.items()):
         seconds[key] = [*map(max, seconds.get(key, values), values)]  # a group is done when its last rank is
     return Measurement(seconds, every[0][1], bench.large.nbytes)
 
@@ -161,10 +161,10 @@ def _clock() -> Tensor:
 def examine(world: Group, shape: MeshShape, members: Sequence[Member]) -> tuple[Measurement, list[Finding]]:
     """Measure, and again if something looks wrong; all ranks call this, and return the same findings."""
     first = measure(world, shape)
-    if not (found := first.judge(members)):
+    if not (findings := first.judge(members)):
         return first, []
-    again, seen = measure(world, shape), {(one.kind, one.ranks) for one in found}
-    return again, [one for one in again.judge(members) if (one.kind, one.ranks) in seen]
+    again, seen = measure(world, shape), {(finding.kind, finding.ranks) for finding in findings}
+    return again, [finding for finding in again.judge(members) if (finding.kind, finding.ranks) in seen]
 
 
 def _pairs(shape: MeshShape) -> list[tuple[int, int]]:
@@ -177,9 +177,9 @@ def _pairs(shape: MeshShape) -> list[tuple[int, int]]:
 
 def outliers(seconds: Mapping[tuple, Sequence[float]], factor: float) -> dict[tuple, str]:
     """Those whose lower quartile is above `factor` times the middle of the others; how slow they are, in words."""
-    middles, found = {key: median(values) for key, values in seconds.items()}, {}
+    middles, slow = {key: median(values) for key, values in seconds.items()}, {}
     for key, values in seconds.items():
         others = [middle for other, middle in middles.items() if other != key]
         if len(others) > 1 and quantiles(values, n=4)[0] > factor * median_low(others):
-            found[key] = f"{middles[key] * 1e3:.3g} ms, and {median_low(others) * 1e3:.3g} ms elsewhere"
-    return found
+            slow[key] = f"{middles[key] * 1e3:.3g} ms, and {median_low(others) * 1e3:.3g} ms elsewhere"
+    return slow

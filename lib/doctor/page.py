@@ -49,14 +49,14 @@ class Examination:
 
     def data(self) -> dict:
         """The same for a file: seconds, bytes, bytes per second."""
-        ranks = [one and {"host": one.host, "settings": one.settings} for one in self.members]
-        found = {"backend": self.backend, "wall_s": time.monotonic() - self.began_s, "ranks": ranks}
+        ranks = [member and {"host": member.host, "settings": member.settings} for member in self.members]
+        content = {"backend": self.backend, "wall_s": time.monotonic() - self.began_s, "ranks": ranks}
         if self.measured:
-            found |= {"bytes": self.measured.size, "clock_ahead_s": self.measured.ahead_s}
+            content |= {"bytes": self.measured.size, "clock_ahead_s": self.measured.ahead_s}
             for kind, names in NAMES.items():
                 rows = self.measured.good(kind).items()
-                found[kind] = [dict(zip((*names, "seconds"), (*key, s), strict=True)) for key, s in rows]
-        return found | {"findings": [one._asdict() for one in self.findings]}
+                content[kind] = [dict(zip((*names, "seconds"), (*key, s), strict=True)) for key, s in rows]
+        return content | {"findings": [finding._asdict() for finding in self.findings]}
 
     def model_s(self, ranks: Sequence[int]) -> float:
         """Seconds of an all-reduce by `lib.cost`, if all links of the ring were as its slowest link."""
@@ -67,8 +67,8 @@ class Examination:
     def _hosts(self) -> Iterator[tuple]:
         """A row for each host: its ranks, and what the first of them says."""
         yield "host", "ranks", *(names := ("device", "cores", "threads", "torch")), "clock"
-        for host in [*dict.fromkeys(one.host for one in self.members if one)][:MOST_ROWS]:
-            its = [rank for rank, one in enumerate(self.members) if one and one.host == host]
+        for host in [*dict.fromkeys(member.host for member in self.members if member)][:MOST_ROWS]:
+            its = [rank for rank, member in enumerate(self.members) if member and member.host == host]
             clock = f"{self.measured.ahead_s.get(its[0], 0.0) * 1e3:+.1f} ms" if self.measured else "?"
             yield host, ", ".join(map(str, its)), *(self.members[its[0]].settings[name] for name in names), clock
 
@@ -84,7 +84,7 @@ class Examination:
         yield "axis", "slowest", "by formula", "ranks"
         seconds = self.measured.good("all_reduce")
         for axis in dict.fromkeys(axis for axis, _ in seconds):
-            s, ranks = max((s, ranks) for (one, ranks), s in seconds.items() if one == axis)
+            s, ranks = max((s, ranks) for (its_axis, ranks), s in seconds.items() if its_axis == axis)
             yield axis, f"{s * 1e3:.2f}", f"{self.model_s(ranks) * 1e3:.2f}", ", ".join(map(str, ranks))
 
 
@@ -100,7 +100,7 @@ def tell(report: Examination, path: str | None) -> None:
 
 def found_text(findings: Sequence[Finding]) -> list[str]:
     """The lines that say what looks wrong."""
-    lines = [f"  {i}. {one.text}" for i, one in enumerate(findings, 1)]
+    lines = [f"  {i}. {finding.text}" for i, finding in enumerate(findings, 1)]
     return ["looks wrong:", *lines] if lines else ["nothing looks wrong"]
 
 

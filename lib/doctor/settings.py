@@ -58,37 +58,40 @@ def described() -> dict[str, str]:
 
 def judge_settings(members: Mapping[int, Member]) -> list[Finding]:
     """What looks wrong in the words of the ranks that came."""
-    said, found = {rank: one.settings for rank, one in members.items()}, []
+    said, findings = {rank: member.settings for rank, member in members.items()}, []
     of_host: dict[str, list[int]] = {}
-    for rank, one in members.items():
-        of_host.setdefault(one.machine, []).append(rank)
-    for ranks, its, usual in _odd({rank: one.files for rank, one in members.items() if one.files}):
+    for rank, member in members.items():
+        of_host.setdefault(member.machine, []).append(rank)
+    for ranks, its, usual in _odd({rank: member.files for rank, member in members.items() if member.files}):
         names = sorted(name for name in its.keys() | usual.keys() if its.get(name) != usual.get(name))
         text = f"on {members[ranks[0]].host} lib/{names[0]} is another than elsewhere, {len(names)} files in all"
-        found.append(Finding("code", ranks, f"{text}: copy one library to all machines"))
-    for name in sorted({name for one in said.values() for name in one} - {"interfaces"}):
+        findings.append(Finding("code", ranks, f"{text}: copy one library to all machines"))
+    for name in sorted({name for settings in said.values() for name in settings} - {"interfaces"}):
         for together in of_host.values() if name in OF_A_HOST else [list(members)]:
             for ranks, its, usual in _odd({rank: said[rank].get(name) for rank in together}):
                 if f"{name}={its}" in SUSPECT:
                     continue  # below
                 text = f"{name} is {its or 'not set'} on {named_ranks(ranks)}, and {usual or 'not set'} on the others"
-                found.append(Finding("setting", ranks, f"{text}: start all with the same"))
+                findings.append(Finding("setting", ranks, f"{text}: start all with the same"))
     for setting, why in SUSPECT.items():
         name, value = setting.split("=")
-        if ranks := tuple(rank for rank, one in said.items() if one.get(name, "").upper() == value):
-            found.append(Finding("setting", ranks, f"{setting} on {named_ranks(ranks)}: {why}; unset it"))
+        if ranks := tuple(rank for rank, settings in said.items() if settings.get(name, "").upper() == value):
+            findings.append(Finding("setting", ranks, f"{setting} on {named_ranks(ranks)}: {why}; unset it"))
     for ranks in of_host.values():
         threads, cores = sum(int(said[rank].get("threads", 1)) for rank in ranks), int(said[ranks[0]].get("cores", 1))
         if len(ranks) < threads > cores:
             text = f"{threads} threads of {len(ranks)} ranks share the {cores} cores of {members[ranks[0]].host}"
-            found.append(Finding("setting", tuple(ranks), f"{text}: set OMP_NUM_THREADS={cores // len(ranks) or 1}"))
+            findings.append(
+                Finding("setting", tuple(ranks), f"{text}: set OMP_NUM_THREADS={cores // len(ranks) or 1}")
+            )
     for rank, name in ((rank, name) for rank in members for name in OF_A_HOST[:2] if said[rank].get(name)):
         value, here, nccl = said[rank][name], said[rank].get("interfaces", "").split(), name.startswith("NCCL")
         wanted = value.split("^")[0].lstrip("=").split(",") if nccl else value.split(",")  # ^: all but these
-        if here and not any(one == word or nccl and one.startswith(word) for word in wanted for one in here):
+        matches = (interface == word or nccl and interface.startswith(word) for word in wanted for interface in here)
+        if here and not any(matches):
             text = f"{name} is {value} on rank {rank}, and {members[rank].host} has no such network interface"
-            found.append(Finding("setting", (rank,), f"{text}: name one of {', '.join(here)}"))
-    return found
+            findings.append(Finding("setting", (rank,), f"{text}: name one of {', '.join(here)}"))
+    return findings
 
 
 def _odd(values: Mapping[int, object]) -> list[tuple[tuple[int, ...], object, object]]:
@@ -96,4 +99,4 @@ def _odd(values: Mapping[int, object]) -> list[tuple[tuple[int, ...], object, ob
     listed = [*values.values()]
     usual = max(listed, key=listed.count, default=None)
     odd = [value for i, value in enumerate(listed) if value != usual and value not in listed[:i]]
-    return [(tuple(rank for rank, one in values.items() if one == value), value, usual) for value in odd]
+    return [(tuple(rank for rank, its in values.items() if its == value), value, usual) for value in odd]

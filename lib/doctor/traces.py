@@ -12,18 +12,18 @@ MUCH = 0.1  # of the time of a trace that a rank waits for one other
 
 def judge_trace(trace: Trace) -> list[Finding]:
     """Ranks that the others wait for, and the first collective whose ranks do not agree."""
-    found, waits, whole_s = [], waits_s(trace), length_s(trace)
+    findings, waits, whole_s = [], waits_s(trace), length_s(trace)
     for rank in sorted({last for _, last in waits}):
         worst_s = max(s for (_, last), s in waits.items() if last == rank)
         if worst_s > MUCH * whole_s:
             text = f"others wait up to {worst_s * 1e3:.3g} ms for rank {rank}, {worst_s / whole_s:.0%} of the trace"
-            found.append(Finding("slow", (rank,), f"{text}: it starts their collectives last"))
+            findings.append(Finding("slow", (rank,), f"{text}: it starts their collectives last"))
     for events in matched(trace):
         said = {f"{event.payload_bytes} bytes, {event.label}": event.rank for event in events}
         if len(said) > 1:
             text = "; ".join(f"rank {rank} {what}" for what, rank in said.items())
-            return [*found, Finding("mismatch", tuple(said.values()), f"the ranks of a collective differ: {text}")]
-    return found
+            return [*findings, Finding("mismatch", tuple(said.values()), f"the ranks of a collective differ: {text}")]
+    return findings
 
 
 def page_of(trace: Trace) -> str:

@@ -66,13 +66,13 @@ def certify(
     """
     steps = list(_twin_steps(copy.deepcopy(model), batches, max_norm))
     meshes: dict[str, Mesh] = {}  # a mesh serves all layouts of its shape
-    found = []
+    distances = []
     for layout in layouts:
         if (shape := str(layout.sizes)) not in meshes:
             meshes[shape] = Mesh(MeshShape(**layout.sizes), world)
         ours = parallelize(copy.deepcopy(model), meshes[shape], layout, ADAMW)
-        found.append(_certified(ours, batches, max_norm, steps))
-    return found
+        distances.append(_certified(ours, batches, max_norm, steps))
+    return distances
 
 
 def certify_run(world: Group, config: TrainConfig, steps: int = 3) -> Apart:

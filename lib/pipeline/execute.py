@@ -200,9 +200,9 @@ class _Step:
         loss = self.loss(y, self.targets[m])
         is_number = isinstance(loss, Tensor) and loss.numel() == 1 and not loss.is_complex()
         if not is_number or torch.is_grad_enabled() and not loss.requires_grad:
-            found = comm.spec(loss) + ", without a gradient" * is_number
+            returned = comm.spec(loss) + ", without a gradient" * is_number
             raise ScheduleError(
-                f"the loss after stage {self.last} is {found}: return one real number, float[], computed from the "
+                f"the loss after stage {self.last} is {returned}: return one real number, float[], computed from the "
                 "output without detach(), of a model with a parameter to train"
             )
         self.losses[m] = loss.detach()

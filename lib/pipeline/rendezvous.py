@@ -40,9 +40,9 @@ def rendezvous(schedule: Schedule, costs: Costs | None = None) -> Timeline:
                 ranks, start = {rank: action, peer: other}, max(start, clock[peer])
                 end = start + through
                 awake.append(peer)
-            for one, its in ranks.items():
-                slots.append(Slot(one, its, start, end))
-                clock[one], place[one] = end, place[one] + 1
+            for who, its in ranks.items():
+                slots.append(Slot(who, its, start, end))
+                clock[who], place[who] = end, place[who] + 1
     if at:
         ends = ((rank, other_end(action)) for action, rank in at.items())
         raise stuck(schedule, {rank: Wait(place[rank], stage, (op,), m) for rank, (stage, op, m) in ends})

@@ -217,16 +217,16 @@ def stuck(schedule: Schedule, waits: dict[int, Wait]) -> ScheduleError:
         rank = schedule.rank_of[waits[rank].stage]
     cycle = path[path.index(rank) :] if rank in path else path[-1:]
     lines = []
-    for one in cycle:
-        place, stage, ops, microbatch = waits[one]
+    for rank in cycle:
+        place, stage, ops, microbatch = waits[rank]
         row = schedule.actions[schedule.rank_of[stage]]
         made_by = [a for a in row if a.stage == stage and a.op in ops and a.microbatch == microbatch]
         what = f"{made_by[-1] if made_by else f'{stage}{ops[0]}{microbatch}'}, which "
         what += f"rank {schedule.rank_of[stage]} does later" if made_by else "no rank does"
-        lines.append(f"  rank {one} at {schedule.actions[one][place]} waits for {what}")
-    at = tuple(schedule.actions[one][waits[one].place] for one in cycle)
+        lines.append(f"  rank {rank} at {schedule.actions[rank][place]} waits for {what}")
+    at = tuple(schedule.actions[rank][waits[rank].place] for rank in cycle)
     several = len(cycle) > 1
     first = "ranks wait for each other" if several else f"rank {cycle[0]} waits forever"
     said = "\n".join([f"{schedule.name}: {first}", *lines, schedule.grid(at[0])])
-    whom = {one: schedule.rank_of[waits[one].stage] for one in cycle}
+    whom = {rank: schedule.rank_of[waits[rank].stage] for rank in cycle}
     return ScheduleError(said, Fault.CIRCLE if several else Fault.ENDLESS, at, whom)

@@ -251,8 +251,8 @@ def stages_of(model: GPT, schedule: Schedule, rank: int) -> dict[int, Stage]:
 
 def parameters_of(stages: Mapping[int, Stage]) -> dict[str, nn.Parameter]:
     """All parameters of these stages, by their names in the model; a shared parameter once."""
-    found: dict[str, nn.Parameter] = {}
+    parameters: dict[str, nn.Parameter] = {}
     for stage in stages.values():
-        known = {id(p) for p in found.values()}
-        found |= {name: p for name, p in stage.module.named_parameters() if id(p) not in known}
-    return found
+        known = {id(p) for p in parameters.values()}
+        parameters |= {name: p for name, p in stage.module.named_parameters() if id(p) not in known}
+    return parameters

@@ -96,12 +96,12 @@ def candidates(args: argparse.Namespace) -> tuple[Training, list[Planned], str]:
     usual = Choices(context_parallel=args.context_parallel, zero_bubble=args.zero_bubble)
     wide = args.all_choices or asked.keys() & MORE  # who asks for more than ranks is compared with all
     try:
-        found, nothing = best_layouts(training, ALL_OPEN if wide else usual, args.best), ""
+        fastest, nothing = best_layouts(training, ALL_OPEN if wide else usual, args.best), ""
     except ValueError as error:
         if not mine:
             raise
-        found, nothing = [], str(error)
-    return training, [mine or found[0], *found], others_text(found, mine, nothing)
+        fastest, nothing = [], str(error)
+    return training, [mine or fastest[0], *fastest], others_text(fastest, mine, nothing)
 
 
 def printed(
@@ -114,10 +114,10 @@ def printed(
     **beside: object,
 ) -> str:
     """The report of the first layout, between texts and notes; with `--json` of all, `beside` further plain data."""
-    reports = [report_of_layout(training, one.layout, args.tokens or 0, args.price or 0) for one in layouts]
+    reports = [report_of_layout(training, planned.layout, args.tokens or 0, args.price or 0) for planned in layouts]
     if args.json:
         each = zip(layouts, reports, strict=True)
-        plain, *more = [{"layout": one.layout._asdict()} | asdict(report) for one, report in each]
+        plain, *more = [{"layout": planned.layout._asdict()} | asdict(report) for planned, report in each]
         return json.dumps(asdict(training) | {"report": plain, "layouts": more, "notes": notes} | beside, indent=1)
     return "\n\n".join(filter(None, [before, wrapped(notes), str(reports[0]), behind]))
 

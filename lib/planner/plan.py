@@ -87,10 +87,12 @@ class Plan:
     def weights(self, stage: int) -> list[Weight]:
         """Parameters of a stage, in the order of `named_parameters()`; a tied weight once."""
         tp, blocks = self.layout.tp, self.model.num_layers
-        found = embed_weights(self.shape, tp) if stage == 0 else []
+        weights = embed_weights(self.shape, tp) if stage == 0 else []
         for layer in self.layers[stage]:
-            found += sum(block_layers(self.shape, layer, tp), []) if layer < blocks else head_weights(self.shape, tp)
-        return list({weight.name: weight for weight in found}.values())
+            weights += (
+                sum(block_layers(self.shape, layer, tp), []) if layer < blocks else head_weights(self.shape, tp)
+            )
+        return list({weight.name: weight for weight in weights}.values())
 
     def buckets(self, place: int) -> list[Bucketful]:
         """The gradient buckets of a rank, in the order of `lib.data_parallel.bucketed_gradients`.
@@ -98,7 +100,7 @@ class Plan:
         From the last parameter to the first; gradients with different groups or stages have separate buckets. With
         zero=3 one bucket per block: the embedding and the head first, then the blocks.
         """
-        zero, used, lines, found = self.layout.zero, {}, {}, []
+        zero, used, lines, buckets = self.layout.zero, {}, {}, []
         for stage in self.schedule.stages_on(place):
             for weight in self.weights(stage):
                 used[weight] = (*used.get(weight, ()), stage)
@@ -108,8 +110,8 @@ class Plan:
         for (axes, ranks, stages, _), line in lines.items():
             of_each = [weight.size * (self.master_itemsize or self.itemsize) for weight in line]
             for share in bucket_shares(of_each, sum(of_each) if zero == 3 else self.bucket_bytes):
-                found.append(Bucketful(tuple(line[i] for i in share), axes, ranks, ranks if zero else 1, stages))
-        return found
+                buckets.append(Bucketful(tuple(line[i] for i in share), axes, ranks, ranks if zero else 1, stages))
+        return buckets
 
     def num_parameters(self, place: int) -> int:
         """Ψ of a rank at this place, not divided by d."""

@@ -114,9 +114,9 @@ def _range(numbers: Sequence[float], form: str) -> str:
 def others_text(found: list[Planned], mine: Planned | None, nothing: str = "") -> str:
     """The fastest layouts of a search, or why there is `nothing`; how much slower others and `mine` are, and why."""
     lines = ["the fastest layouts that fit:" if found else nothing]
-    for place, one in enumerate(found, 1):
-        said = f"{layout_text(one.layout)}, {one.memory.total / 1e9:.1f} GB, {one.seconds.total:.2f} s"
-        lines.append(f"{place}. {said}" + (f": {why_slower(found[0], one)}" if place > 1 else ""))
+    for place, planned in enumerate(found, 1):
+        said = f"{layout_text(planned.layout)}, {planned.memory.total / 1e9:.1f} GB, {planned.seconds.total:.2f} s"
+        lines.append(f"{place}. {said}" + (f": {why_slower(found[0], planned)}" if place > 1 else ""))
     if mine and found:
         slower = mine.seconds.total > found[0].seconds.total
         lines.append(f"yours is {why_slower(found[0], mine) if slower else 'as fast as the fastest that was found'}")
@@ -167,7 +167,7 @@ def report_of_plan(plan: Plan, ranks_per_node: int) -> Report:
                 "layers": " + ".join(_layers(plan, stage) for stage in plan.schedule.stages_on(place)),
                 "parameters": plan.num_parameters(place),
                 "in_flight": max(accumulate(steps)) / layout.stages_per_rank,
-                "held": {kind: held[one] for kind, one in KINDS.items()} | {"total": held["total"]},
+                "held": {kind: held[name] for kind, name in KINDS.items()} | {"total": held["total"]},
             }
         )
     words = _axes(plan.shape, plan.global_batch, layout.sizes, plan.schedule.name, layout.microbatches, layout)
@@ -261,10 +261,10 @@ def _answers(training: Training, layout: Layout4D, step: float) -> dict[str, flo
 def _of_the_run(tokens: float, price: float, gpus: int, of_step: Mapping[str, float]) -> dict[str, float]:
     """Days, GPU hours, and money if there is a price, for so many tokens."""
     hours = tokens / of_step["tokens_per_s"] / 3600
-    found = {"tokens": tokens, "days": hours / 24, "gpu_hours": hours * gpus}
+    run = {"tokens": tokens, "days": hours / 24, "gpu_hours": hours * gpus}
     if price:
-        found |= {"price_per_gpu_hour": price, "money": price * found["gpu_hours"]}
-    return found
+        run |= {"price_per_gpu_hour": price, "money": price * run["gpu_hours"]}
+    return run
 
 
 def _inputs(training: Training) -> dict[str, str]:
@@ -299,7 +299,8 @@ def _place(training: Training, layout: Layout4D, place: int) -> dict:
 def _sends(training: Training, layout: Layout4D) -> list[dict]:
     """What each axis sends, where, and how long: over links of a byte per second, seconds are bytes."""
     cluster, stack, seen = training.cluster, training.stack, step_s(training, layout)
-    alone = {one.name: 1.0 for one in fields(Stack) if one.name.startswith("exposed_")} | {"overlaps_dp": False}
+    exposed = (setting.name for setting in fields(Stack) if setting.name.startswith("exposed_"))
+    alone = dict.fromkeys(exposed, 1.0) | {"overlaps_dp": False}
     slow = Cluster(replace(cluster.device, link_Bps=1), cluster.gpus, per_node=cluster.gpus)
     sent = step_s(replace(training, cluster=slow, stack=replace(stack, **alone, link_share=1)), layout)
     whole = step_s(replace(training, stack=replace(stack, **alone)), layout)

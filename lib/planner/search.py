@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from itertools import islice, product
+from itertools import product
 from typing import NamedTuple
 
 from lib.cost.bubble import kept_by
@@ -198,8 +198,8 @@ def best_layouts(training: Training, choices: Choices | None = None, best: int =
     fitting = [(layout, memory) for layout, memory in held.items() if memory.total <= room]
     if not fitting:
         raise ValueError(_nothing(training, choices, held))
-    found = [Planned(layout, step_s(training, layout), memory) for layout, memory in fitting]
-    return sorted(found, key=lambda one: (one.seconds.total, one.memory.total))[:best]
+    planned = [Planned(layout, step_s(training, layout), memory) for layout, memory in fitting]
+    return sorted(planned, key=lambda plan: (plan.seconds.total, plan.memory.total))[:best]
 
 
 def _nothing(training: Training, choices: Choices, held: dict[Layout4D, Bytes]) -> str:
@@ -210,7 +210,7 @@ def _nothing(training: Training, choices: Choices, held: dict[Layout4D, Bytes]) 
         size, more = held[layout].total / 1e9, (held[layout].total - training.room_bytes) / 1e9
         needs = f"needs {size:.1f} GB on a GPU, {more:.1f} GB more than available"
         why = f"nothing fits: the smallest layout ({layout_text(layout)}) {needs}"
-    elif dps := sorted({one.dp for one in all_layouts(replace(training, global_batch=gpus), choices)}):
+    elif dps := sorted({layout.dp for layout in all_layouts(replace(training, global_batch=gpus), choices)}):
         shared = f"{model.num_layers} layers and {model.num_heads} heads on {gpus:,} GPUs need dp {one_of(dps)}"
         why = f"the batch is the reason: {shared}, and a batch of {batch:,} divides by none of them"
     else:
@@ -219,26 +219,28 @@ def _nothing(training: Training, choices: Choices, held: dict[Layout4D, Bytes]) 
     if held or not dps:
         many = {2**k for k in range(21)} | {training.cluster.per_node * k for k in range(1, 65)}  # up to 64 nodes
         larger = [replace(training, cluster=replace(training.cluster, gpus=n)) for n in sorted(many) if n > gpus]
-        ways = [f"{one.cluster.gpus:,} GPUs" for one in _first_that_fits(larger, choices)]
-        wider = {name: replace(choices, **one) for name, one in more.items()}
-        ways += [name for name, one in wider.items() if one != choices and _first_that_fits([training], one)]
+        ways = [f"{fitting.cluster.gpus:,} GPUs" for fitting in _first_that_fits(larger, choices)]
+        wider = {name: replace(choices, **changes) for name, changes in more.items()}
+        ways += [name for name, wide in wider.items() if wide != choices and _first_that_fits([training], wide)]
         if not ways:
-            found = _first_that_fits(larger, replace(choices, context_parallel=True, loss_chunks=(1, 8)))
-            ways = [f"{one.cluster.gpus:,} GPUs, with {' and '.join(more)}" for one in found]
+            first = _first_that_fits(larger, replace(choices, context_parallel=True, loss_chunks=(1, 8)))
+            ways = [f"{fitting.cluster.gpus:,} GPUs, with {' and '.join(more)}" for fitting in first]
     if not ways:  # the batch that fits the most layouts, but not twice as large if there is a smaller one
         batches = sorted({-(-batch // n) * n for n in divisors(gpus)}, key=lambda n: n if n >= 2 * batch else -n)
-        found = _first_that_fits((replace(training, global_batch=n) for n in batches), choices)
-        ways = [f"a batch of {one.global_batch:,} sequences" for one in found]
+        first = _first_that_fits((replace(training, global_batch=n) for n in batches), choices)
+        ways = [f"a batch of {fitting.global_batch:,} sequences" for fitting in first]
     if not ways:
         shorter = (replace(training, model=replace(model, context=model.context >> k)) for k in range(1, 30))
-        ways = [f"sequences of {one.model.context:,} tokens" for one in _first_that_fits(shorter, choices)]
+        ways = [f"sequences of {fitting.model.context:,} tokens" for fitting in _first_that_fits(shorter, choices)]
     return f"{why}; use {' or '.join(ways) or 'a GPU with more memory'}"
 
 
 def _first_that_fits(trainings: Iterable[Training], choices: Choices) -> list[Training]:
     """The first that has a layout; empty if none has."""
-    able = (one for one in trainings if any(fits(one, layout) for layout in all_layouts(one, choices)))
-    return [*islice(able, 1)]
+    for training in trainings:
+        if any(fits(training, layout) for layout in all_layouts(training, choices)):
+            return [training]
+    return []
 
 
 def why_slower(one: Planned, other: Planned) -> str:

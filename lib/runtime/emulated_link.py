@@ -70,5 +70,5 @@ def along(axis: str) -> Link | None:
     """
     if not _links:
         return None
-    found = [one for name in axis.split("×") if (one := _links.get(name) or _links.get(None))]
-    return min(found, key=lambda one: one.bandwidth_Bps, default=None)
+    links = (_links.get(name) or _links.get(None) for name in axis.split("×"))
+    return min(filter(None, links), key=lambda link: link.bandwidth_Bps, default=None)

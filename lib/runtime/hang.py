@@ -227,8 +227,8 @@ def named_ranks(ranks: Sequence[int]) -> str:
     return f"{'ranks' if len(ranks) > 1 else 'rank'} {listed}"
 
 
-def _they(ranks: Sequence[int], many: str, one: str) -> str:
-    return f"{named_ranks(ranks)} {many if len(ranks) > 1 else one}"
+def _they(ranks: Sequence[int], plural: str, singular: str) -> str:
+    return f"{named_ranks(ranks)} {plural if len(ranks) > 1 else singular}"
 
 
 def circle_of(waits: Mapping[int, AwaitedCall]) -> tuple[int, ...]:
@@ -239,8 +239,8 @@ def circle_of(waits: Mapping[int, AwaitedCall]) -> tuple[int, ...]:
         for peer in waits.get(path[-1], AwaitedCall()).late:
             if peer in path:
                 return path[path.index(peer) :]
-            if peer not in dead_ends and (found := walk([*path, peer])):
-                return found
+            if peer not in dead_ends and (circle := walk([*path, peer])):
+                return circle
         dead_ends.add(path[-1])
         return []
 

@@ -43,15 +43,15 @@ def system_memory(proc: str = "/proc", cgroup: str = "/sys/fs/cgroup") -> Memory
     """Memory of the machine or of the tightest container around this process; None if unknown."""
     try:
         fields = _fields(Path(proc, "meminfo"), ":")
-        found = Memory(1024 * fields["MemTotal"], 1024 * fields["MemAvailable"])
+        memory = Memory(1024 * fields["MemTotal"], 1024 * fields["MemAvailable"])
     except (OSError, KeyError):
         return None
-    for total, usage, stat, cache in _limits(proc, cgroup, found.total_bytes):
+    for total, usage, stat, cache in _limits(proc, cgroup, memory.total_bytes):
         with contextlib.suppress(OSError, ValueError, KeyError):
             used = int(usage.read_text()) - _fields(stat, None)[cache]
-            if total - used < found.free_bytes:
-                found = Memory(total, max(0, total - used))
-    return found
+            if total - used < memory.free_bytes:
+                memory = Memory(total, max(0, total - used))
+    return memory
 
 
 def held_bytes(pid: int) -> int:
@@ -80,7 +80,7 @@ def _fields(path: Path, separator: str | None) -> dict[str, int]:
 @functools.cache
 def _limits(proc: str, cgroup: str, total_bytes: int) -> list[tuple[int, Path, Path, str]]:
     """Of each container with a limit: the limit, the files with its use and its caches, the name of the latter."""
-    found = []
+    limits = []
     with contextlib.suppress(OSError):
         for line in Path(proc, "self", "cgroup").read_text().splitlines():
             _, kinds, path = line.split(":", 2)
@@ -92,11 +92,11 @@ def _limits(proc: str, cgroup: str, total_bytes: int) -> list[tuple[int, Path, P
             else:
                 continue
             inside = base / path.lstrip("/")
-            for folder in [one for one in (inside, *inside.parents) if one.is_relative_to(base)]:
+            for folder in [folder for folder in (inside, *inside.parents) if folder.is_relative_to(base)]:
                 with contextlib.suppress(OSError, ValueError):  # "max" means no limit
                     if (total := int((folder / limit).read_text())) < total_bytes:
-                        found.append((total, folder / usage, folder / "memory.stat", cache))
-    return found
+                        limits.append((total, folder / usage, folder / "memory.stat", cache))
+    return limits
 
 
 # ---- disk -----------------------------------------------------------------------------------------------------------

@@ -175,7 +175,7 @@ def _describe_functional(name: str, given: dict) -> Call | None:
 
 def _describe_method(kind: str, pg: object, args: tuple) -> Call | None:
     """Describe a call of a method, whose data are tensors or lists of them: first what it fills, then what it reads."""
-    pg = next((one for one in dist.distributed_c10d._world.pg_map if pg in (one, _backend(one))), None)
+    pg = next((known for known in dist.distributed_c10d._world.pg_map if pg in (known, _backend(known))), None)
     data = [x for x in args if isinstance(x, torch.Tensor) or isinstance(x, (list, tuple)) and x and _is_data(x)]
     if pg is None or not data and kind != "barrier":
         return None
@@ -264,8 +264,8 @@ def _is_data(x: object) -> bool:
 def _tensors(x: object) -> list[torch.Tensor]:
     if isinstance(x, torch.Tensor):
         return [x]
-    return [one for part in x for one in _tensors(part)] if isinstance(x, (list, tuple)) else []
+    return [tensor for part in x for tensor in _tensors(part)] if isinstance(x, (list, tuple)) else []
 
 
 def _bytes(x: object) -> int:
-    return sum(one.numel() * one.element_size() for one in _tensors(x))
+    return sum(tensor.numel() * tensor.element_size() for tensor in _tensors(x))

@@ -125,8 +125,8 @@ def out_like(x: Tensor, shape: Sequence[int], out: Tensor | None) -> Tensor:
             ", read-only": is_read_only(out),
         }
         if out.shape != torch.Size(shape) or out.dtype != x.dtype or any(faults.values()):
-            found = spec(out) + "".join(fault for fault, is_there in faults.items() if is_there)
-            raise ValueError(f"out must be contiguous {str(x.dtype)[6:]}{list(shape)}, but is {found}")
+            given = spec(out) + "".join(fault for fault, is_there in faults.items() if is_there)
+            raise ValueError(f"out must be contiguous {str(x.dtype)[6:]}{list(shape)}, but is {given}")
     return out
 
 

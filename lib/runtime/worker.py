@@ -168,7 +168,7 @@ def _where() -> tuple[str, bool]:
     main, names = threading.main_thread().ident, {thread.ident: thread.name for thread in threading.enumerate()}
     parts, may_send = [], False
     for ident, frame in sorted(sys._current_frames().items(), key=lambda item: item[0] != main):
-        files = [one.f_code.co_filename for one, _ in traceback.walk_stack(frame)]
+        files = [caller.f_code.co_filename for caller, _ in traceback.walk_stack(frame)]
         readers = not all(map(places.is_library, files))
         if ident == main or readers:
             lines = traceback.format_stack(frame)

@@ -61,7 +61,7 @@ def own_part(module: nn.Module, n: int) -> str:
 
 def unsharded(module: nn.Module, n: int) -> list[tuple[str, nn.Module, str]]:
     """Name, module and place of all modules that shards do not replace, the module itself first."""
-    has_head = any(isinstance(one, (GPT, Head)) for one in module.modules())
+    has_head = any(isinstance(submodule, (GPT, Head)) for submodule in module.modules())
     return list(_walk("", module, AROUND if has_head else BETWEEN, n))
 
 
@@ -108,7 +108,7 @@ def is_tokenwise(module: nn.Module) -> bool:
 
 def has_hooks(module: nn.Module) -> bool:
     """Whether hooks run with the module."""
-    return any(found for name, found in vars(module).items() if name.endswith("_hooks"))
+    return any(hooks for name, hooks in vars(module).items() if name.endswith("_hooks"))
 
 
 def _has_methods(module: nn.Module, kind: type[nn.Module]) -> bool:
@@ -120,7 +120,7 @@ def _has_methods(module: nn.Module, kind: type[nn.Module]) -> bool:
 
 
 def _is_stateless(module: nn.Module) -> bool:
-    return not [*module.parameters(), *module.buffers()] and not any(has_hooks(one) for one in module.modules())
+    return not [*module.parameters(), *module.buffers()] and not any(map(has_hooks, module.modules()))
 
 
 def _acts_on_shards(mlp: MLP, n: int) -> bool:
@@ -153,9 +153,9 @@ def check_layers(model: nn.Module, n: int, sequence_parallel: bool) -> None:
     Raises:
         ValueError: the model is already sharded, has no layer to shard, or has a layer that may be wrong on shards.
     """
-    if any(hasattr(one, "placements") for one in model.modules()):
+    if any(hasattr(submodule, "placements") for submodule in model.modules()):
         raise ValueError("this model is already sharded: give a full model, such as GPT(config)")
-    if not any(isinstance(one, GPT) or is_shardable(one, n) for one in model.modules()):
+    if not any(isinstance(submodule, GPT) or is_shardable(submodule, n) for submodule in model.modules()):
         raise ValueError(
             f"{type(model).__name__} has no layer that tensor_parallel can shard: use Embed, Attention, MLP or Head "
             "of lib/model.py, unchanged, or build the model from ColumnParallelLinear and RowParallelLinear of "

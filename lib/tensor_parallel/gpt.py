@@ -98,12 +98,12 @@ def tensor_parallel(model: Model, group: Group, sequence_parallel: bool = False,
     for module in model.modules():
         if isinstance(module, Block):
             module.recompute = recomputed if again == "full" else None
-    found, names = parts(model), {id(p): name for name, p in reversed(before.items())}
+    after, names = parts(model), {id(p): name for name, p in reversed(before.items())}
     for other, first in ((name, names[id(p)]) for name, p in before.items() if names[id(p)] != name):  # tied
-        if found[first][1] != found[other][1]:
+        if after[first][1] != after[other][1]:
             raise ValueError(f"{first} and {other} are one parameter, but sharded differently: make each its own")
         where, _, name = other.rpartition(".")
-        setattr(model.get_submodule(where), name, found[first][0])
+        setattr(model.get_submodule(where), name, after[first][0])
     return model
 
 

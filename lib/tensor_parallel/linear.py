@@ -193,7 +193,7 @@ def column_products(x: Tensor, *layers: ColumnParallelLinear) -> list[Tensor]:
     if queue is not None:  # deferred: then nothing is left to overlap with
         whole = first._whole(x)
         return [linear_later(queue, whole, *layer._used()) for layer in layers]
-    x, *used = _as_autocast(x, *(one for layer in layers for one in layer._used()))
+    x, *used = _as_autocast(x, *(operand for layer in layers for operand in layer._used()))
     return list(_ColumnProducts.apply(x, first, *used))
 
 

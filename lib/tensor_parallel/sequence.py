@@ -68,9 +68,9 @@ def mark_partial(module: nn.Module) -> None:
     `facts_of` each module with parameters and no mark in a model that shards the sequence (`check_marks`). So no step
     needs to compare replicas. `module.partial_gradients = ()` marks a module that gets all tokens.
     """
-    for one in module.modules():
-        if not hasattr(one, "placements"):  # a parallel layer has its own marks
-            one.partial_gradients = tuple(name for name, _ in one.named_parameters(recurse=False))
+    for submodule in module.modules():
+        if not hasattr(submodule, "placements"):  # a parallel layer has its own marks
+            submodule.partial_gradients = tuple(name for name, _ in submodule.named_parameters(recurse=False))
 
 
 see_slices = mark_partial  # its old name, for notebooks that have it
@@ -82,15 +82,15 @@ def check_marks(model: nn.Module) -> None:
     Raises:
         ValueError: a module trains parameters, and has no `partial_gradients` and no `placements`.
     """
-    if all(getattr(one, "sequence_dim", None) is None for one in model.modules()):
+    if all(getattr(submodule, "sequence_dim", None) is None for submodule in model.modules()):
         return
-    for name, one in model.named_modules():
-        is_marked = hasattr(one, "partial_gradients") or hasattr(one, "placements")
-        if not is_marked and any(p.requires_grad for p in one.parameters(recurse=False)):
+    for name, submodule in model.named_modules():
+        is_marked = hasattr(submodule, "partial_gradients") or hasattr(submodule, "placements")
+        if not is_marked and any(p.requires_grad for p in submodule.parameters(recurse=False)):
             raise ValueError(
-                f"{name or 'the model'} ({type(one).__name__}) has parameters, and other layers of this model shard "
-                "the sequence: call mark_partial(module) of lib/tensor_parallel/sequence.py if it gets a shard, so "
-                "that its gradients are summed, or set module.partial_gradients = () if it gets all tokens"
+                f"{name or 'the model'} ({type(submodule).__name__}) has parameters, and other layers of this model "
+                "shard the sequence: call mark_partial(module) of lib/tensor_parallel/sequence.py if it gets a shard, "
+                "so that its gradients are summed, or set module.partial_gradients = () if it gets all tokens"
             )
 
 

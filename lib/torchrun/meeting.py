@@ -62,7 +62,7 @@ def meet(rank: int, size: int, settings: Mapping[str, object], problem: str = ""
     """
     settings = {**settings, "torch": torch.__version__.partition("+")[0]}
     store, members = roster(rank, size, settings, problem, START_S)
-    if missing := [i for i, one in enumerate(members) if one is None]:
+    if missing := [i for i, member in enumerate(members) if member is None]:
         raise StartError(
             f"{named_ranks(missing)} of {size} did not come to {_where()} within {START_S:.0f} s: see what torchrun "
             "says on the other machines",
@@ -88,7 +88,7 @@ def roster(
     try:
         store, *_ = next(dist.rendezvous("env://", rank, size, timeout=timedelta(seconds=start_s)))
         store = dist.PrefixStore("parallel by hand", store)
-        found = _collect(store, size, mine, start_s) if rank == 0 else _enter(store, rank, mine, start_s)
+        entries = _collect(store, size, mine, start_s) if rank == 0 else _enter(store, rank, mine, start_s)
     except (dist.DistError, TimeoutError) as error:
         why = "rank 0 does not answer" if store else (str(error) or type(error).__name__).splitlines()[0]
         raise StartError(
@@ -96,7 +96,7 @@ def roster(
             f"on every machine, with the same --rdzv-endpoint, and reach it ({why})",
             (0,) if store else (),
         ) from None
-    members = [one and Member(**one) for one in found]
+    members = [entry and Member(**entry) for entry in entries]
     return dist.PrefixStore(members[0].nonce, store), members
 
 
@@ -112,9 +112,9 @@ def _collect(store: dist.Store, size: int, mine: Member, start_s: float) -> list
     store.set(keys[0], json.dumps(asdict(mine)))
     with suppress(dist.DistError):  # some did not come
         store.wait(keys, timedelta(seconds=start_s))
-    found = [json.loads(store.get(key)) if store.check([key]) else None for key in keys]
-    store.set(f"{mine.nonce} roster", json.dumps(found))
-    return found
+    entries = [json.loads(store.get(key)) if store.check([key]) else None for key in keys]
+    store.set(f"{mine.nonce} roster", json.dumps(entries))
+    return entries
 
 
 def _enter(store: dist.Store, rank: int, mine: Member, start_s: float) -> list[dict | None]:
@@ -126,32 +126,32 @@ def _enter(store: dist.Store, rank: int, mine: Member, start_s: float) -> list[d
             store.set(f"{current} {rank}", json.dumps(asdict(mine)))
             entered = current
         if store.check([f"{entered} roster"]):
-            found = json.loads(store.get(f"{entered} roster"))
-            if found[rank] and found[rank]["nonce"] == mine.nonce:  # otherwise it is the roster of an ended round
-                return found
+            entries = json.loads(store.get(f"{entered} roster"))
+            if entries[rank] and entries[rank]["nonce"] == mine.nonce:  # otherwise it is the roster of an ended round
+                return entries
         time.sleep(0.02)
     raise TimeoutError("rank 0 does not answer")
 
 
 def _check_alike(members: list[Member]) -> None:
     """Raise StartError for the first problem, or the first difference from rank 0."""
-    first, several = members[0], len({one.machine for one in members}) > 1
-    for one in members:
-        if one.problem:
-            raise StartError(f"{one.host}: {one.problem}" if several else one.problem)
-        if one.files and (names := _differences(one.files, first.files)):
+    first, several = members[0], len({member.machine for member in members}) > 1
+    for member in members:
+        if member.problem:
+            raise StartError(f"{member.host}: {member.problem}" if several else member.problem)
+        if member.files and (names := _differences(member.files, first.files)):
             raise StartError(
-                f"lib/{names[0]} on {one.host} differs from that on {first.host}: copy one library to all machines"
+                f"lib/{names[0]} on {member.host} differs from that on {first.host}: copy one library to all machines"
             )
-        if keys := _differences(one.settings, first.settings):
-            here, there = (", ".join(f"{k}={x.settings.get(k)}" for k in keys[:3]) for x in (one, first))
+        if keys := _differences(member.settings, first.settings):
+            here, there = (", ".join(f"{k}={x.settings.get(k)}" for k in keys[:3]) for x in (member, first))
             raise StartError(
-                f"{one.host} was started with {here}, and {first.host} with {there}: give all machines the same"
+                f"{member.host} was started with {here}, and {first.host} with {there}: give all machines the same"
             )
 
 
-def _differences(one: Mapping[str, object], other: Mapping[str, object]) -> list[str]:
-    return sorted(key for key in one.keys() | other.keys() if one.get(key) != other.get(key))
+def _differences(first: Mapping[str, object], second: Mapping[str, object]) -> list[str]:
+    return sorted(key for key in first.keys() | second.keys() if first.get(key) != second.get(key))
 
 
 # ---- the network ----------------------------------------------------------------------------------------------------
@@ -163,8 +163,8 @@ def choose_interface(rank: int, members: list[Member]) -> str:
     GLOO_SOCKET_IFNAME, if set, stays.
     """
     mine = members[rank]
-    others = [one for one in members if one.machine != mine.machine]
-    reached = next((one.address for one in others if one.address), "")
+    others = [member for member in members if member.machine != mine.machine]
+    reached = next((other.address for other in others if other.address), "")
     address = mine.address or (address_towards(reached) if others else "127.0.0.1")
     name = next((name for name, own in interfaces().items() if own == address), "")
     if name:
@@ -174,15 +174,15 @@ def choose_interface(rank: int, members: list[Member]) -> str:
 
 def interfaces() -> dict[str, str]:
     """Network interface → its IPv4 address, of those that have one; empty where the system is not Linux."""
-    found = {}
+    addresses = {}
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket, suppress(ImportError):
         from fcntl import ioctl
 
         for _, name in socket.if_nameindex():
             with suppress(OSError):
                 answer = ioctl(any_socket.fileno(), 0x8915, struct.pack("256s", name.encode()[:15]))  # SIOCGIFADDR
-                found[name] = socket.inet_ntoa(answer[20:24])
-    return found
+                addresses[name] = socket.inet_ntoa(answer[20:24])
+    return addresses
 
 
 def address_towards(host: str) -> str:

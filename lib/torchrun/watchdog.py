@@ -112,7 +112,7 @@ class Watchdog:
         beats, written, *columns = zip(*map(marshal.loads, said), strict=True)
         rows = dict(enumerate(map(Row, *columns)))
         mine, still_s = rows[self.rank], self._moved.seconds((written, [row.moves for row in rows.values()]))
-        view = View.of(rows, hosts={rank: one.host for rank, one in enumerate(self.members)})
+        view = View.of(rows, hosts={rank: member.host for rank, member in enumerate(self.members)})
         ages_s = [latest.seconds(beat) for latest, beat in zip(self._latest, beats, strict=True)]
         silent = {rank: for_s for rank, for_s in enumerate(ages_s) if for_s > self.silent_s}
         if silent:

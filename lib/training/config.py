@@ -94,16 +94,19 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """An option for each field of `SETTINGS`: `stages_per_rank` is `--stages-per-rank`."""
     for config in SETTINGS:
         says = _described(config)
-        for one in fields(config):
-            if one.name in NO_OPTIONS:
+        for setting in fields(config):
+            if setting.name in NO_OPTIONS:
                 continue
-            more: dict = {"help": says.get(one.name, "").replace("%", "%%"), "default": argparse.SUPPRESS}
-            if "bool" in str(one.type):
+            more: dict = {"help": says.get(setting.name, "").replace("%", "%%"), "default": argparse.SUPPRESS}
+            if "bool" in str(setting.type):
                 more["action"] = argparse.BooleanOptionalAction
             else:
-                more |= {"type": KINDS[str(one.type).removesuffix(" | None")], "choices": CHOICES.get(one.name)}
-                more["metavar"] = None if more["choices"] else one.name.upper()
-            parser.add_argument(option(one.name), **more)
+                more |= {
+                    "type": KINDS[str(setting.type).removesuffix(" | None")],
+                    "choices": CHOICES.get(setting.name),
+                }
+                more["metavar"] = None if more["choices"] else setting.name.upper()
+            parser.add_argument(option(setting.name), **more)
 
 
 def option(name: str) -> str:
@@ -113,19 +116,19 @@ def option(name: str) -> str:
 
 def chosen(args: argparse.Namespace, config: type) -> dict:
     """The options of this dataclass that were given."""
-    return {one.name: getattr(args, one.name) for one in fields(config) if hasattr(args, one.name)}
+    return {setting.name: getattr(args, setting.name) for setting in fields(config) if hasattr(args, setting.name)}
 
 
 def _described(config: type) -> dict[str, str]:
     """Field → its description in the docstring, under `Args:`."""
     _, _, text = inspect.getdoc(config).partition("Args:\n")
-    found = re.findall(r"^    (\w+): (.*?)(?=^    \w|^\w|\Z)", text, re.MULTILINE | re.DOTALL)
-    return {name: " ".join(words.split()).rstrip(".") for name, words in found}
+    entries = re.findall(r"^    (\w+): (.*?)(?=^    \w|^\w|\Z)", text, re.MULTILINE | re.DOTALL)
+    return {name: " ".join(words.split()).rstrip(".") for name, words in entries}
 
 
 def in_options(sentence: str) -> str:
     """The sentence of an error with options instead of fields: `dp=3` becomes `--dp 3`."""
-    for name in (one.name for config in SETTINGS for one in fields(config)):
+    for name in (setting.name for config in SETTINGS for setting in fields(config)):
         said = rf"(?<![\w-])(?:num_)?{name}=(?:'([^']*)'|([^\s,;:()]+))"
         sentence = re.sub(said, lambda m, name=name: f"{option(name)} {m[1] or m[2]}", sentence)
         if "_" in name:

@@ -57,12 +57,12 @@ class Action(NamedTuple):
         Raises:
             ScheduleError: the text has a different form.
         """
-        found = _ACTION.fullmatch(text)
-        if not found or not (found[3] or found[2] == Op.REDUCE):
+        match = _ACTION.fullmatch(text)
+        if not match or not (match[3] or match[2] == Op.REDUCE):
             ops = ", ".join(Op)
             said = f"{text!r} is not an action; write stage, one of {ops}, and microbatch, such as 2F0"
             raise ScheduleError(said, Fault.NO_ACTION)
-        return cls(int(found[1]), Op(found[2]), int(found[3] or ALL))
+        return cls(int(match[1]), Op(match[2]), int(match[3] or ALL))
 
 
 class Fault(StrEnum):

@@ -66,7 +66,7 @@ def in_a_v(name: str, plans: list[str], m: int) -> Schedule:
         for letter in plan:
             stage, op = rank if letter.isupper() else 2 * n - 1 - rank, Op(letter.upper())
             row.append(Action(stage, op, counted[stage, op]))
-            counted.update((stage, one) for one in COUNTS_AS.get(op, op))
+            counted.update((stage, as_op) for as_op in COUNTS_AS.get(op, op))
         rows.append(tuple(action for action in row if action.microbatch < m))
     return Schedule(name, 2 * n, m, (*range(n), *reversed(range(n))), tuple(rows))
 

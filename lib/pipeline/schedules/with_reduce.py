@@ -27,5 +27,5 @@ def with_reduce(schedule: Schedule, each: bool = False) -> Schedule:
             if action.op in (Op.B, Op.W):
                 ends[action.stage, action.microbatch if each else ALL] = action
         behind = {action: Action(stage, Op.REDUCE, m) for (stage, m), action in ends.items()}
-        rows.append(tuple(one for action in row for one in (action, behind.get(action)) if one is not None))
+        rows.append(tuple(placed for action in row for placed in (action, behind.get(action)) if placed is not None))
     return replace(schedule, actions=tuple(rows))
