@@ -26,7 +26,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--out", required=True, metavar="FILE.pt", help="for torch.load")
     args = parser.parse_args(argv)
     try:
-        state = whole_weights(args.checkpoint)
+        state = _whole_weights(args.checkpoint)
     except CheckpointError as error:
         parser.exit(1, f"{parser.prog}: {error}\n")
     try:
@@ -37,7 +37,7 @@ def main(argv: list[str] | None = None) -> None:
     print(f"{args.out}: {len(state)} tensors, {os.path.getsize(args.out):,} bytes")
 
 
-def whole_weights(path: str) -> dict[str, Tensor]:
+def _whole_weights(path: str) -> dict[str, Tensor]:
     """The `state_dict` of the full model in a checkpoint. Raises CheckpointError if it cannot be read."""
     sizes, metadata = run_of(path)["config"]["model"], read_metadata(path)
     check_files(path, files_of(metadata))

@@ -36,7 +36,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)  # of Slurm before its
 
 
 @contextmanager
-def on_signals(wish: Callable[[int], None]) -> Iterator[None]:
+def _on_signals(wish: Callable[[int], None]) -> Iterator[None]:
     """Inside, the first Ctrl-C and each other signal call `wish` with their number; a second Ctrl-C acts as usual."""
     came = False
 
@@ -71,7 +71,7 @@ def pass_on(path: str) -> AbstractContextManager[None]:
             if not os.path.lexists(name):
                 print(f"\n{name} could not be written, so the run goes on: {files.reason(error)}", file=sys.stderr)
 
-    return on_signals(write)
+    return _on_signals(write)
 
 
 def passed_on(path: str) -> int:
@@ -112,7 +112,7 @@ class Saver:
         self._check_folder()
 
     def __enter__(self) -> Saver:
-        self._leave.enter_context(on_signals(self._note))
+        self._leave.enter_context(_on_signals(self._note))
         return self
 
     def __exit__(self, *error: object) -> None:

@@ -58,13 +58,13 @@ def check_groups(optimizer: MakeOptimizer, named: Iterable[tuple[str, nn.Paramet
     pieces = [(name, parameter_like(p, p.new_empty(0) if are_flat else torch.empty_like(p))) for name, p in full]
     if not full:
         return
-    wanted = settings_of(optimizer(full), full)
+    wanted = _settings_of(optimizer(full), full)
     try:
         of_pieces = optimizer(pieces)
     except Exception as error:  # any error of an optimizer from a different library
         raise _not_for_pieces(f"it raised: {error}") from error
     check_owned(of_pieces, (piece for _, piece in pieces))
-    given = settings_of(of_pieces, pieces)
+    given = _settings_of(of_pieces, pieces)
     for name, _ in full:
         if wanted.get(name) != given.get(name):
             raise ValueError(
@@ -74,7 +74,7 @@ def check_groups(optimizer: MakeOptimizer, named: Iterable[tuple[str, nn.Paramet
             )
 
 
-def settings_of(optimizer: Optimizer, named: list[tuple[str, nn.Parameter]]) -> dict[str, str]:
+def _settings_of(optimizer: Optimizer, named: list[tuple[str, nn.Parameter]]) -> dict[str, str]:
     """Name → the settings of its group, for each parameter that the optimizer holds."""
     names = {id(p): name for name, p in named}
     by_name = {}

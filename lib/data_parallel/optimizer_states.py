@@ -39,7 +39,7 @@ def gather_states(flats: Sequence[Flat], optimizer: Optimizer, group: Group) -> 
     if group.rank:
         return {}
     state = {name: states for name, states in whole.items() if states}
-    return {"state": state, "param_groups": named_groups(flats, optimizer)}
+    return {"state": state, "param_groups": _named_groups(flats, optimizer)}
 
 
 def _described(states: Mapping[str, Any], piece: Tensor) -> dict[str, Any]:
@@ -68,7 +68,7 @@ def _gather_one(flat: Flat, optimizer: Optimizer, key: str, known: dict[str, dic
     return {name: whole[name] for name in names}
 
 
-def named_groups(flats: Sequence[Flat], optimizer: Optimizer) -> list[dict[str, Any]]:
+def _named_groups(flats: Sequence[Flat], optimizer: Optimizer) -> list[dict[str, Any]]:
     """The settings of the optimizer, with names instead of pieces."""
     names = {id(piece): name for flat in flats for name, piece in flat.stepped.items()}
     groups = []
@@ -88,7 +88,7 @@ def scatter_states(flats: Sequence[Flat], optimizer: Optimizer, state: Mapping[s
     """
     parts = {"state", "param_groups"}
     check_keys(parts - state.keys(), state.keys() - parts)
-    ours, theirs = named_groups(flats, optimizer), state["param_groups"]
+    ours, theirs = _named_groups(flats, optimizer), state["param_groups"]
     for i, (here, there) in enumerate(zip(ours, theirs, strict=False)):
         check_keys(here.keys() - there.keys(), there.keys() - here.keys())
         if other := sorted({*here["params"]} ^ {*there["params"]}):

@@ -25,10 +25,10 @@ def step_profile(plan: Plan, traces: Sequence[Trace]) -> Trace:
         traces: of each rank, of the same step, from synchronised clocks, such as the clock of one machine.
     """
     start_s = min(item.start_s for trace in traces for item in [*trace.spans, *trace.events])
-    return Trace.merge([*traces, predicted_spans(plan, traces)], start_s)
+    return Trace.merge([*traces, _predicted_spans(plan, traces)], start_s)
 
 
-def predicted_spans(plan: Plan, traces: Sequence[Trace]) -> Trace:
+def _predicted_spans(plan: Plan, traces: Sequence[Trace]) -> Trace:
     """The simulated step, on a lane `predicted` of each rank, from the first measured forward on."""
     measured = [span for trace in traces for span in trace.spans if _is_action(span)]
     seconds: dict[tuple[int, Op], list[float]] = defaultdict(list)

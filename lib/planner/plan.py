@@ -186,7 +186,7 @@ Sends = Iterator[tuple[str, str, int, float, int]]  # kind, axis, ranks of the g
 def step_traffic(plan: Plan, place: int) -> Traffic:
     """All that a rank at this place in the pipeline sends in a step, by cause; ranks along d and t send the same."""
     total: Traffic = {}
-    for cause in (layer_sends, message_sends, gradient_sends, scalar_sends):
+    for cause in (_layer_sends, _message_sends, _gradient_sends, _scalar_sends):
         for kind, axis, n, payload, calls in cause(plan, place):
             if n > 1 and calls:  # a group of one sends nothing
                 before = total.get((kind, axis), (0, 0.0))
@@ -194,7 +194,7 @@ def step_traffic(plan: Plan, place: int) -> Traffic:
     return total
 
 
-def layer_sends(plan: Plan, place: int) -> Sends:
+def _layer_sends(plan: Plan, place: int) -> Sends:
     """Of tensor-parallel layers: 8(t−1)/t·bsh per block and microbatch, 10(t−1)/t·bsh with sequence parallelism.
 
     Column layers gather their input again for a full backward, and keep it for a backward that is split into I and W.
@@ -214,7 +214,7 @@ def layer_sends(plan: Plan, place: int) -> Sends:
                 yield kind, "tp", layout.tp, payload, microbatches * n
 
 
-def message_sends(plan: Plan, place: int) -> Sends:
+def _message_sends(plan: Plan, place: int) -> Sends:
     """Between stages: bsh per boundary, direction, microbatch; bsh/t with sequence parallelism. Receives are free."""
     slices = plan.layout.tp if plan.layout.sequence_parallel else 1
     payload = plan.rows * plan.shape.context // slices * plan.shape.d_model * plan.itemsize
@@ -223,7 +223,7 @@ def message_sends(plan: Plan, place: int) -> Sends:
         yield kind, "pp", plan.layout.pp, payload, calls
 
 
-def gradient_sends(plan: Plan, place: int) -> Sends:
+def _gradient_sends(plan: Plan, place: int) -> Sends:
     """Sums of gradients, and the gather of parameters: 2(d−1)/d·Ψ/(t·p), zero=2 its first half per microbatch.
 
     zero=3 gathers each unit twice per microbatch and reduce-scatters its gradients once. With sequence parallelism some
@@ -237,11 +237,11 @@ def gradient_sends(plan: Plan, place: int) -> Sends:
         if zero == 0:
             yield "all_reduce", *group, 1
         else:
-            yield "reduce_scatter", *group, num_sums(plan, place, bucket)
+            yield "reduce_scatter", *group, _num_sums(plan, place, bucket)
             yield "all_gather", *group, 2 * plan.layout.microbatches if zero == 3 else 1
 
 
-def num_sums(plan: Plan, place: int, bucket: Bucketful) -> int:
+def _num_sums(plan: Plan, place: int, bucket: Bucketful) -> int:
     """How often a bucket is summed in a step: once, and from zero=2 on after each microbatch.
 
     A tied embedding waits for the backwards of all stages that use it. If one of these stages is on another rank, it
@@ -258,7 +258,7 @@ def num_sums(plan: Plan, place: int, bucket: Bucketful) -> int:
     return sums + bool(through)
 
 
-def scalar_sends(plan: Plan, place: int) -> Sends:
+def _scalar_sends(plan: Plan, place: int) -> Sends:
     """In float64: m losses over the pipeline, one over replicas; for clipping a norm over a replica or all ranks."""
     layout = plan.layout
     yield "broadcast", "pp", layout.pp, 8 * layout.microbatches, 1

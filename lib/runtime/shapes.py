@@ -93,12 +93,12 @@ def writable(x: Tensor) -> Tensor:
     """x detached, to write to. Raises ValueError if no message can carry it, or torch refuses to write to it."""
     check_plain(x)
     with torch._C.DisableTorchFunction():  # so a subclass becomes a Tensor
-        if is_read_only(x):
+        if _is_read_only(x):
             raise ValueError(f"{spec(x)} is read-only, and would be overwritten; use x.clone()")
         return x.detach()
 
 
-def is_read_only(x: Tensor) -> bool:
+def _is_read_only(x: Tensor) -> bool:
     """Whether torch refuses to write to x, as outside of `torch.inference_mode` to a tensor that was made inside."""
     return x._is_zerotensor() or x.is_inference() and not torch.is_inference_mode_enabled()
 
@@ -122,7 +122,7 @@ def out_like(x: Tensor, shape: Sequence[int], out: Tensor | None) -> Tensor:
             ", a conjugate view": out.is_conj(),
             ", a negative view": out.is_neg(),
             f", on {out.device} instead of {x.device}": out.device != x.device,
-            ", read-only": is_read_only(out),
+            ", read-only": _is_read_only(out),
         }
         if out.shape != torch.Size(shape) or out.dtype != x.dtype or any(faults.values()):
             given = spec(out) + "".join(fault for fault, is_there in faults.items() if is_there)

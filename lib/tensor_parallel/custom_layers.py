@@ -35,10 +35,10 @@ METHODS = {Block: ("forward", "_add"), Heads: ("forward", "_attend", "attention"
 
 def is_shardable(module: nn.Module, n: int) -> bool:
     """Whether a module is exactly a layer of `lib/model.py`, which n ranks can shard."""
-    return isinstance(module, SHARDED) and not own_part(module, n)
+    return isinstance(module, SHARDED) and not _own_part(module, n)
 
 
-def own_part(module: nn.Module, n: int) -> str:
+def _own_part(module: nn.Module, n: int) -> str:
     """The first custom part of a module of a known class: `forward`, or the name of a child; empty if none."""
     kind = next(kind for kind in KNOWN if isinstance(module, kind))
     if not _has_methods(module, kind):
@@ -47,13 +47,13 @@ def own_part(module: nn.Module, n: int) -> str:
         case Embed():
             as_made = {"token": is_table(module.token)}
         case Attention():
-            as_made = {"qkv": is_plain(module.qkv, nn.Linear), "out": is_plain(module.out, nn.Linear)}
+            as_made = {"qkv": _is_plain(module.qkv, nn.Linear), "out": _is_plain(module.out, nn.Linear)}
             as_made["heads"] = _has_methods(module.heads, Heads) and _is_stateless(module.heads)
         case MLP():
-            as_made = {"up": is_plain(module.up, nn.Linear), "down": is_plain(module.down, nn.Linear)}
+            as_made = {"up": _is_plain(module.up, nn.Linear), "down": _is_plain(module.down, nn.Linear)}
             as_made["act"] = all(as_made.values()) and _acts_on_shards(module, n)
         case Head():
-            as_made = {"linear": is_plain(module.linear, nn.Linear)}
+            as_made = {"linear": _is_plain(module.linear, nn.Linear)}
         case _:
             as_made = {}
     return next((name for name, same in as_made.items() if not same), "")
@@ -85,9 +85,9 @@ def _walk(name: str, module: nn.Module, place: str, n: int) -> Iterator[tuple[st
             yield from _walk(f"{name}.{child}".lstrip("."), inside, BETWEEN if is_between else place, n)
 
 
-def is_plain(module: nn.Module | None, *kinds: type[nn.Module]) -> bool:
+def _is_plain(module: nn.Module | None, *kinds: type[nn.Module]) -> bool:
     """Whether a module is exactly of one of these classes: without subclass, parametrization, hooks or additions."""
-    if type(module) not in kinds or "forward" in vars(module) or has_hooks(module):
+    if type(module) not in kinds or "forward" in vars(module) or _has_hooks(module):
         return False
     if module._modules or module._buffers or not module._parameters.keys() <= {"weight", "bias"}:
         return False
@@ -98,15 +98,15 @@ def is_plain(module: nn.Module | None, *kinds: type[nn.Module]) -> bool:
 
 def is_table(module: nn.Module | None) -> bool:
     """Whether a module is an embedding without options, which need the full table."""
-    return is_plain(module, nn.Embedding) and all(getattr(module, name) is value for name, value in USUAL.items())
+    return _is_plain(module, nn.Embedding) and all(getattr(module, name) is value for name, value in USUAL.items())
 
 
 def is_tokenwise(module: nn.Module) -> bool:
     """Whether a module is a layer of torch that treats tokens x[…, D] independently."""
-    return is_plain(module, *TOKENWISE) and len(getattr(module, "normalized_shape", (1,))) == 1
+    return _is_plain(module, *TOKENWISE) and len(getattr(module, "normalized_shape", (1,))) == 1
 
 
-def has_hooks(module: nn.Module) -> bool:
+def _has_hooks(module: nn.Module) -> bool:
     """Whether hooks run with the module."""
     return any(hooks for name, hooks in vars(module).items() if name.endswith("_hooks"))
 
@@ -120,7 +120,7 @@ def _has_methods(module: nn.Module, kind: type[nn.Module]) -> bool:
 
 
 def _is_stateless(module: nn.Module) -> bool:
-    return not [*module.parameters(), *module.buffers()] and not any(map(has_hooks, module.modules()))
+    return not [*module.parameters(), *module.buffers()] and not any(map(_has_hooks, module.modules()))
 
 
 def _acts_on_shards(mlp: MLP, n: int) -> bool:
@@ -170,7 +170,7 @@ def check_layers(model: nn.Module, n: int, sequence_parallel: bool) -> None:
                     f"the full sequence, so its gradients would be summed {n} times: mark it only with "
                     "sequence_parallel=True"
                 )
-        elif place == BETWEEN and isinstance(module, Attention) and own_part(module, n) not in ("", "forward"):
+        elif place == BETWEEN and isinstance(module, Attention) and _own_part(module, n) not in ("", "forward"):
             raise ValueError(
                 f"{_said(name, module, n)} mixes tokens, and would get a shard of the sequence: use "
                 "sequence_parallel=False, or an unchanged Attention of lib/model.py"
@@ -193,13 +193,13 @@ def _is_right(module: nn.Module, place: str, n: int) -> bool:
     """Whether a module without a mark is right on shards."""
     if place == BETWEEN and is_tokenwise(module):
         return True
-    is_known = isinstance(module, KNOWN) and not own_part(module, n)
-    return is_known and not has_hooks(module) and not module._parameters
+    is_known = isinstance(module, KNOWN) and not _own_part(module, n)
+    return is_known and not _has_hooks(module) and not module._parameters
 
 
 def _said(name: str, module: nn.Module, n: int) -> str:
     """Name, class and custom part of a module: `blocks.0.mlp (MLP with its own act)`."""
     own = ""
     if isinstance(module, KNOWN):
-        own = own_part(module, n) or next(iter(module._parameters), "hook")
+        own = _own_part(module, n) or next(iter(module._parameters), "hook")
     return f"{name or 'the model'} ({type(module).__name__}{f' with its own {own}' if own else ''})"

@@ -70,7 +70,7 @@ def tensor_parallel(model: Model, group: Group, sequence_parallel: bool = False,
     shardable = [module for module in model.modules() if is_shardable(module, group.size)]
     for module in shardable:
         if isinstance(module, Attention):
-            copies_of_heads(module.heads, group)
+            _copies_of_heads(module.heads, group)
     check_apart(model)
     comm.broadcast_coalesced((*model.parameters(), *model.buffers()), group)
     before = dict(model.named_parameters(remove_duplicate=False))
@@ -82,7 +82,7 @@ def tensor_parallel(model: Model, group: Group, sequence_parallel: bool = False,
             case Embed():
                 module.token = VocabParallelEmbedding.from_serial(module.token, group, **how)
             case Attention():
-                heads, copies = module.heads, copies_of_heads(module.heads, group)
+                heads, copies = module.heads, _copies_of_heads(module.heads, group)
                 rows = Fused(0, tuple(heads.widths), (1, copies, copies))
                 module.qkv = QKVParallelLinear.from_serial(module.qkv, group, rows=rows, **how)
                 heads.widths, heads.recompute = module.qkv.widths, recomputed if again == "selective" else None
@@ -123,7 +123,7 @@ def _shard_sequence(model: nn.Module, group: Group) -> None:
             module.sequence_slices = group.size
 
 
-def copies_of_heads(whole: Heads, group: Group) -> int:
+def _copies_of_heads(whole: Heads, group: Group) -> int:
     """The number of neighbouring ranks that have the same keys and values; ValueError if heads cannot be split."""
     n = group.size
     heads, kv_heads, _ = (width // whole.d_head for width in whole.widths)

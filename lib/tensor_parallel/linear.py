@@ -145,7 +145,7 @@ class NaiveColumnParallelLinear(ParallelLinear):
         super().__init__(in_features, out_features, group, bias, sequence_dim)
 
     def forward(self, x: Tensor) -> Tensor:
-        check_whole(x, self.in_features, self.group)
+        _check_whole(x, self.in_features, self.group)
         return linear(self._whole(x), *self._used())
 
     def _whole(self, x: Tensor) -> Tensor:
@@ -183,7 +183,7 @@ def column_products(x: Tensor, *layers: ColumnParallelLinear) -> list[Tensor]:
     """
     first = layers[0]
     for layer in layers:
-        check_whole(x, layer.in_features, layer.group)
+        _check_whole(x, layer.in_features, layer.group)
         if _how(layer) != _how(first):
             raise ValueError(
                 f"column layers of the same x must have the same options, but one is {_how(first)}, and one "
@@ -262,7 +262,7 @@ class RowParallelLinear(ParallelLinear):
         super().__init__(in_features, out_features, group, bias, sequence_dim)
 
     def forward(self, x: Tensor) -> Tensor:
-        check_part(x, self.in_features, self.group)
+        _check_part(x, self.in_features, self.group)
         y = self._sum(linear(x, self.weight))
         # Under autocast the dtype of y differs from that of the bias.
         return y if self.bias is None else y + self.bias.to(y.dtype)
@@ -280,7 +280,7 @@ def check_first(what: str, instead: str) -> None:
         raise RuntimeError(f"{what} has no second derivative, which create_graph=True needs: use {instead}")
 
 
-def check_whole(x: Tensor, features: int, group: Group) -> None:
+def _check_whole(x: Tensor, features: int, group: Group) -> None:
     """Raise ValueError if the input is not the full x[…, features]."""
     if x.shape[-1] == features:
         return
@@ -292,7 +292,7 @@ def check_whole(x: Tensor, features: int, group: Group) -> None:
     raise ValueError(f"x has shape {list(x.shape)}, but this layer takes {features} features")
 
 
-def check_part(x: Tensor, features: int, group: Group) -> None:
+def _check_part(x: Tensor, features: int, group: Group) -> None:
     """Raise ValueError if the input is not this rank's shard of x[…, features]."""
     if x.shape[-1] * group.size == features:
         return

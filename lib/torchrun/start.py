@@ -63,7 +63,7 @@ def choose_backend(device: str | None = None) -> str:
 
     if device == "cpu" or not torch.cuda.is_available():
         return "gloo"
-    torch.cuda.set_device(gpu_of_rank(torch.cuda.device_count()))
+    torch.cuda.set_device(_gpu_of_rank(torch.cuda.device_count()))
     return "nccl"
 
 
@@ -143,7 +143,7 @@ def speaks(rank: int) -> bool:
     return (os.environ.get("LOCAL_RANK") or str(rank)) == "0"
 
 
-def gpu_of_rank(visible: int) -> int:
+def _gpu_of_rank(visible: int) -> int:
     """The number of this rank's GPU; a StartError if it is not among the visible ones."""
     local, ranks = _whole("LOCAL_RANK"), os.environ.get("LOCAL_WORLD_SIZE") or "too many"
     if local >= visible:
