@@ -103,7 +103,6 @@ class Gradients(GradientSums):
             raise ValueError(f"bucket_bytes={bucket_bytes} must be at least 1")
         super().__init__(facts, op)
         self.each, self.one_at_a_time = each, one_at_a_time
-        self.held = False  # full buckets are sent at the end of the microbatch
         alike: dict[tuple, list[nn.Parameter]] = {}
         for fact in reversed(self.facts.values()):
             alike.setdefault((fact.sum_over.ranks, frozenset(fact.stages)), []).append(fact.parameter)
@@ -127,7 +126,7 @@ class Gradients(GradientSums):
     def no_more(self, bucket: Bucket) -> None:
         """Note that backward passed this bucket: a parameter without a gradient will not get one."""
         line = next(line for line in self._lines if bucket in line.buckets)
-        if line.syncs:
+        if line.syncs and line.progress is not Progress.SENT:
             line.fill(bucket)
             line.send_full_buckets()
 
@@ -288,7 +287,7 @@ class _Line:
 
     def send_full_buckets(self) -> None:
         owner = self.owner
-        while self.next < len(self.buckets) and not self.buckets[self.next].missing and not owner.held:
+        while self.next < len(self.buckets) and not self.buckets[self.next].missing:
             if owner.one_at_a_time and self.pending and not self.crosses:
                 self.pending[-1].wait()
             bucket = self.buckets[self.next]

@@ -48,13 +48,13 @@ class FSDP(Sharded):
     2(n−1)/n · Ψ if units stay unsharded from forward to backward.
 
     A rank keeps 1/n of all model states: 16Ψ/n bytes with Adam, in float32 or in bfloat16 with master weights. While it
-    computes, it also holds three unsharded units (the root, the current unit and the next) and the gradients of one. A
-    backward that runs while another forward still waits for its own holds all units.
+    computes, it also holds three unsharded units (the root, the current unit and the next) and the gradients of one.
 
     Outside its forward and backward a parameter cannot be read or written, because only its shard is stored.
 
-    All ranks must run forward and backward equally often, because gathers are collective calls. A parameter that this
-    rank's loss does not use counts as zero; a loss that uses none still needs a gradient (`loss + 0 * inputs.sum()`).
+    All ranks must run forward and backward equally often, because gathers are collective calls. A forward calls a unit
+    once, or not at all, and a backward goes through one forward. A parameter that this rank's loss does not use counts
+    as zero; a loss that uses none still needs a gradient (`loss + 0 * inputs.sum()`).
 
     Args:
         module: the module on this rank, or on the meta device.

@@ -4,7 +4,14 @@ A *unit* is a submodule with its parameters in flats. `unshard` gathers them, `r
 
 The problem: the parameters of a layer must be gathered before it computes, in forward and again in backward, also by
 a rank that skips it, because the other ranks wait.
-The idea: hooks around forward and backward of each unit, and one order of units for all ranks (`UnitSchedule`).
+The idea: three hooks for each unit, and one order of units for all ranks (`UnitSchedule`).
+
+    before its forward               unshard it, and prefetch the next
+    after its forward                reshard it
+    first gradient of its output     reshard those that ran after it; unshard it, and prefetch the one before
+
+Backward needs no more, because autograd runs from the last computation to the first: when it reaches a unit, those that
+ran after it have all their gradients.
 
 Source: Rajbhandari et al., ZeRO, SC 2020, arXiv 1910.02054, section 7.2.2; Zhao et al., PyTorch FSDP, VLDB 2023,
 arXiv 2304.11277, section 3.
@@ -13,16 +20,16 @@ arXiv 2304.11277, section 3.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from enum import Enum
+from contextlib import ExitStack
 from functools import partial
-from itertools import pairwise, takewhile
 from typing import NoReturn
 
 import torch
 from torch import Tensor, nn
 from torch._C import _autograd
 from torch._C._dynamo.eval_frame import get_eval_frame_callback
-from torch.autograd.graph import register_multi_grad_hook
+from torch.autograd import Variable
+from torch.autograd.graph import register_multi_grad_hook, saved_tensors_hooks
 
 from lib import comm
 from lib.data_parallel.bucketed_gradients import Gradients
@@ -47,11 +54,7 @@ class Unit:
         self._classes = [type(p) for _, p in self._named]
         self._versions = [p._version for _, p in self._named]
         self.trained = [p for _, p in self._named if p.requires_grad]
-        self.has_frozen = len(self.trained) < len(self._named)
         self.is_whole = False
-        self.gradients_open: set[int] = set()  # parameters that still wait for their gradient
-        self.calls_open = 0  # calls whose outputs still wait for their gradient
-        self.inputs_open = 0  # calls whose inputs still wait for their gradient: the only end of a frozen layer
         self._coming: list[comm.Pending] = []
 
     def start(self) -> None:
@@ -126,133 +129,112 @@ def stand_in(dtype: torch.dtype, device: torch.device) -> Tensor:
     return torch.full((), torch.nan if has_nan else torch.iinfo(dtype).max, dtype=dtype, device=device)
 
 
-class Pass(Enum):
-    """The pass that the units are in.
-
-        EVALUATION        FORWARD --- first gradient of an output ---> BACKWARD
-        (no gradients)       ^                                         KEEPS_GRAPH, with create_graph
-                             +--- finish, or the next forward ---------+
-
-    Each forward of the root begins at the left.
-    """
-
-    EVALUATION = "units are gathered and resharded one by one"
-    FORWARD = "the same; or they stay unsharded until backward"
-    BACKWARD = "a unit is resharded when its gradients exist"
-    KEEPS_GRAPH = "a second backward may go through this one: units stay unsharded to its end"
+TWICE = (
+    "a {} with the parameter {} is called where all ranks do not gather it: a second time in a forward of the model, "
+    "before a unit that comes earlier in units=, or without the model. List units= in the order of forward, and leave "
+    "out what a forward calls twice: then it is part of the root"
+)
+TWO_FORWARDS = (
+    "one backward goes through two forwards of an FSDP model, which would hold all units until its end: run the "
+    "backward of each forward by itself, since gradients add up, or one forward of both inputs (torch.cat)"
+)
+ALREADY_FREED = (
+    "backward has passed the unit of {} and freed it, and now reads a parameter of it that another layer used: leave "
+    "that unit out of units=, which makes it part of the root"
+)
 
 
 class UnitSchedule:
     """Unshards and reshards units, in hooks around the forward and backward of each.
 
-    All ranks gather the same units in the same order, including units that a rank does not use.
+    Each forward gathers all units in their order, and each backward the root, then the others in reverse: so all ranks
+    gather the same units in the same order, also units that a rank does not use.
 
     Args:
         units: the root, then the other units in the order in which forward uses them.
         reshard_after_forward, prefetch: as for `FSDP`.
-        sums: told of each unit once per backward, when it will get no more gradients here, so that its sum starts:
-            other ranks wait for it. In a backward through two forwards, ranks that skip units could differ in this:
-            while a graph of the root is open, or a second backward may go through this one, units stay unsharded,
-            and no sum starts, to the end.
+        sums: told of each unit that backward has passed, so that its sum starts: other ranks wait for it.
+
+    Raises:
+        RuntimeError: in forward, for a unit that is called twice or in a different order; in backward, for one that
+            goes through two forwards.
     """
 
     def __init__(self, units: Sequence[Unit], reshard_after_forward: bool, prefetch: bool, sums: Gradients) -> None:
         self.units, self.reshard_after_forward, self.prefetch = units, reshard_after_forward, prefetch
         self.sums = sums
-        root, *others = units
-        self._orders = {True: [root, *others[::-1]], False: list(units)}  # in backward, and in forward
-        self._state = Pass.FORWARD
-        self._seen: set[Unit] = set()  # units that this pass unsharded
-        self._passed: set[Unit] = set()  # units that backward passed
-        self._task = -1  # autograd's number of the last backward
+        self.root, *others = units
+        self._orders = {True: [self.root, *others[::-1]], False: list(units)}  # in backward, and in forward
+        self._order, self._gathered = self._orders[False], len(units)  # of this pass, and how many are gathered
+        self._forward = 0  # number of the last forward
+        self._backward = 0  # number of the forward that backward goes through; 0 outside of backward
+        self._keeps_graph = False  # a second backward may go through this one, so units stay unsharded
+        self._watching = ExitStack()
         for unit in units:
-            for p in unit.trained:  # after the hook that sums the gradient
-                p.register_post_accumulate_grad_hook(partial(self._gradient_is_there, unit))
-            unit.module.register_forward_pre_hook(partial(self._before_forward, unit), with_kwargs=True)
+            unit.module.register_forward_pre_hook(partial(self._before_forward, unit))
             unit.module.register_forward_hook(partial(self._after_forward, unit))
         owners = {id(p): unit for unit in units for flat in unit.flats for p in flat.params}
-        for module in root.module.modules():
+        for module in self.root.module.modules():
             for unit in {owners[id(p)] for p in module._parameters.values() if p is not None}:
                 module.register_forward_pre_hook(partial(self._before_layer, unit))
         self._of_storage = {flat.whole.untyped_storage()._cdata: unit for unit in units for flat in unit.flats}
-        root.module.register_forward_pre_hook(self._watch_what_is_saved, prepend=True)
-        root.module.register_forward_hook(lambda *_: _autograd._pop_saved_tensors_default_hooks(), always_call=True)
+        self.root.module.register_forward_hook(lambda *_: self._watching.close(), always_call=True)
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(SHARDED.format("copy, pickle"))
 
-    @property
-    def _backward(self) -> bool:
-        return self._state in (Pass.BACKWARD, Pass.KEEPS_GRAPH)
-
     def end_backward(self) -> None:
         """Note that a backward ended, or was given up."""
         if self._backward:
-            self._catch_up(may_pass=True)
-            self._state = Pass.FORWARD
-            self.sums.held = False  # finish() or the next microbatch sends the held buckets
-            for unit in self.units:  # units that backward did not reach
-                unit.inputs_open = 0
-                unit.reshard()
+            self._reach(None)
+            self._backward = 0
+            if not self._keeps_graph:
+                self.root.reshard()
 
     def end_step(self) -> None:
         """Note that the outputs of forward so far will get no backward."""
         self.end_backward()
         for unit in self.units:
-            unit.calls_open = 0
             unit.reshard()
 
-    def _before_forward(self, unit: Unit, module: nn.Module, args: tuple, kwargs: dict) -> None:
+    def _before_forward(self, unit: Unit, module: nn.Module, args: tuple) -> None:
         if torch.compiler.is_compiling() or callable(get_eval_frame_callback()):
             raise RuntimeError(
                 f"torch.compile reached the gather of a {type(module).__name__}: compile only what is inside it, each "
                 "unit alone (blocks[i] = torch.compile(blocks[i])) before the model is wrapped"
             )
-        if unit is self.units[0]:
-            self.end_backward()  # of the previous microbatch
-        if self._backward:  # an activation checkpoint recomputes forward
-            self._seen.add(unit)  # in its own order
-            self._before_backward(unit)
-        else:
-            if unit is self.units[0]:
-                self._seen.clear()
-                self._state = Pass.FORWARD if torch.is_grad_enabled() else Pass.EVALUATION
-            self._make_whole(unit)
-        waits = self._backward and unit.inputs_open  # already, on the inputs of the first forward
-        if unit.has_frozen and torch.is_grad_enabled() and not waits:
-            unit.inputs_open += 1
-            inputs = with_gradient((args, kwargs))  # without any, it waits for the end of backward
-            register_multi_grad_hook(inputs, partial(self._inputs_are_done, unit), mode="all")
+        if unit is self.root:
+            self.end_backward()
+            self._forward += 1
+            self._order, self._gathered = self._orders[False], 0
+            self._watching.enter_context(self._watch())
+        elif not self._backward and unit.flats and unit not in self._order[self._gathered :]:
+            raise RuntimeError(TWICE.format(type(module).__name__, unit.flats[0].names[0]))
+        self._reach(unit, is_recomputed=bool(self._backward))
 
     def _before_layer(self, unit: Unit, module: nn.Module, args: tuple) -> None:
         """Gather the unit of a layer that is recomputed inside it; a layer that is called alone is refused."""
-        if torch._C._current_graph_task_id() >= 0:
-            self._reach(unit)
+        if self._backward:
+            self._reach(unit, is_recomputed=True)
         elif not unit.is_whole:
             raise RuntimeError(f"a {type(module).__name__} called alone finds its parameters sharded: call the model")
 
-    def _reach(self, unit: Unit) -> None:
-        """Note that backward needs a unit, also if no output announced it."""
-        if not self._backward or unit not in self._seen or not unit.is_whole:
-            self._before_backward(unit)
-
     def _after_forward(self, unit: Unit, module: nn.Module, args: tuple, output: object) -> None:
+        number = self._backward or self._forward  # an activation checkpoint runs forward again in backward
+        if outputs := with_gradient(output):
+            register_multi_grad_hook(outputs, lambda _: self._backward_is_at(unit, number), mode="any")
         if self._backward:
             return
         unit.check_unwritten()
-        if unit is self.units[0]:
-            self._catch_up()
-        outputs = with_gradient(output)
-        unit.calls_open += self._state is Pass.FORWARD and (bool(outputs) or unit is not self.units[0])
-        if outputs:
-            register_multi_grad_hook(outputs, partial(self._backward_comes, unit), mode="any")
-        if self.reshard_after_forward or not outputs:
-            for one in self.units if unit is self.units[0] else [unit]:  # the root: also prefetched and unused units
-                one.reshard()
+        if unit is self.root:
+            self._reach(None)
+        if self._reshards:
+            unit.reshard()
 
-    def _watch_what_is_saved(self, *_: object) -> None:
+    def _watch(self) -> saved_tensors_hooks:
         """Gather a unit when backward reads a parameter that autograd saved: a module may hide an output of it."""
-        outer = _autograd._top_saved_tensors_default_hooks(True)
+        number = self._forward
+        outer = _autograd._top_saved_tensors_default_hooks(True)  # no public function tells them
 
         def pack(x: Tensor) -> tuple:
             unit = self._of_storage.get(x.untyped_storage()._cdata) if x.layout is torch.strided else None
@@ -269,73 +251,49 @@ class UnitSchedule:
                     f"backward needs a tensor {list(x.shape)} as it was in forward, but step(), a load or an operation "
                     "in place has changed it: run backward before that, or forward again after it"
                 )
-            if unit is not None:
-                self._reach(unit)
+            if unit is not None and not (unit.is_whole and self._backward):
+                self._backward_is_at(unit, number)
+                if not unit.is_whole:
+                    raise RuntimeError(ALREADY_FREED.format(unit.flats[0].names[0]))
             return x
 
-        _autograd._push_saved_tensors_default_hooks(pack, unpack)
+        return saved_tensors_hooks(pack, unpack)
 
-    def _backward_comes(self, unit: Unit, gradient: Tensor) -> None:
-        if self._state is Pass.BACKWARD and torch._C._current_graph_task_id() > self._task:
-            self.end_backward()  # of a previous backward, without a forward between
-            self.sums.end_microbatch()
-        self._before_backward(unit, Pass.KEEPS_GRAPH if torch.is_grad_enabled() else Pass.BACKWARD, may_pass=True)
-        unit.calls_open = max(0, unit.calls_open - 1)  # 0: a second backward through the same graph
-
-    def _before_backward(self, unit: Unit, kind: Pass = Pass.BACKWARD, may_pass: bool = False) -> None:
+    def _backward_is_at(self, unit: Unit, number: int) -> None:
+        """Backward, through the forward of this number, has reached a unit: the first gradient of its output exists."""
         if not self._backward:
-            self._state, self._task = kind, torch._C._current_graph_task_id()
-            self.sums.held = kind is Pass.KEEPS_GRAPH or self.units[0].calls_open > 1
-            self._seen, self._passed = set(), set()
-            if unit is not self.units[0]:  # its output is also the output of the root
-                self._before_backward(self.units[0])
-        elif kind is Pass.KEEPS_GRAPH:
-            self._state = kind
-        self._make_whole(unit, may_pass)
-        unit.gradients_open = {id(p) for p in unit.trained}
+            Variable._execution_engine.queue_callback(self.end_backward)  # as torch's own wrappers do
+            self.sums.end_microbatch()  # of an earlier backward through the same forward
+            self._backward, self._keeps_graph = number, torch.is_grad_enabled()
+            self._order, self._gathered = self._orders[True], 0
+        if number != self._backward:
+            raise RuntimeError(TWO_FORWARDS)
+        self._reach(unit)
 
-    def _make_whole(self, unit: Unit, may_pass: bool = False) -> None:
-        if may_pass or unit not in self._seen:
-            self._catch_up(unit, may_pass)
-        self._seen.add(unit)
-        unit.unshard()
-        following = dict(pairwise(self._orders[self._backward])).get(unit)
-        if self.prefetch and following is not None and following not in self._seen:
-            following.start()
+    @property
+    def _reshards(self) -> bool:
+        """Whether this pass reshards the units that it has passed."""
+        if self._backward:
+            return not self._keeps_graph
+        return self.reshard_after_forward or not torch.is_grad_enabled()
 
-    def _catch_up(self, until: Unit | None = None, may_pass: bool = False) -> None:
-        """Take part in gathers of units that this rank skipped, and other ranks may use.
+    def _reach(self, unit: Unit | None, is_recomputed: bool = False) -> None:
+        """Gather the units up to this one, in the order of all ranks, and reshard those before it. None: to the end.
 
-        With `may_pass`, backward (not a recomputed forward in it) has reached `until`, or its end. Units before it get
-        no more gradients if none of their calls is open: autograd runs from the last computation to the first.
+        A forward that is recomputed in backward reaches units before backward does, so none is passed.
         """
-        for unit in takewhile(lambda one: one is not until, self._orders[self._backward]):
-            if unit not in self._seen:
-                self._seen.add(unit)
-                unit.unshard()
-                if not self.sums.held and (self.reshard_after_forward or self._state is not Pass.FORWARD):
-                    unit.reshard()
-            if may_pass and unit is not self.units[0] and not (until and unit.calls_open):
-                self._pass(unit)
+        for i, one in enumerate(self._order):
+            if i == self._gathered:
+                one.unshard()
+                self._gathered += 1
+            if one is unit:
+                break
+            if one.is_whole and one is not self.root and self._reshards and not is_recomputed:
+                self._pass(one)
+        if self.prefetch and self._gathered < len(self._order):
+            self._order[self._gathered].start()
 
     def _pass(self, unit: Unit) -> None:
-        if unit not in self._passed and not self.sums.held:
-            self._passed.add(unit)
-            if unit.trained:
-                self.sums.no_more(unit.flats[0])
-            unit.reshard()
-
-    def _gradient_is_there(self, unit: Unit, p: nn.Parameter) -> None:
-        unit.gradients_open.discard(id(p))
-        if not unit.gradients_open:
-            self._passed.add(unit)
-        self._reshard_if_done(unit)
-
-    def _inputs_are_done(self, unit: Unit, gradients: object) -> None:
-        unit.inputs_open -= 1
-        self._reshard_if_done(unit)
-
-    def _reshard_if_done(self, unit: Unit) -> None:
-        """Reshard after backward: when all parameter gradients exist, and input gradients if they are needed."""
-        if unit.is_whole and not unit.gradients_open and not unit.inputs_open and not self.sums.held:
-            unit.reshard()
+        if self._backward and unit.trained:
+            self.sums.no_more(unit.flats[0])  # a parameter without a gradient here counts as zero
+        unit.reshard()
