@@ -19,7 +19,7 @@ ROOT_FILES = """
 text trace cost/ kineto runtime/ torchrun/ mesh launch comm
 placement facts clip conjugate deferred recompute collectives model masks data memory verify versions
 doctor/ data_parallel/ tensor_parallel/ pipeline/ layout planner/
-facts_on_mesh parallel checkpoint/ training/ lab/ train
+facts_on_mesh parallel_model parallel checkpoint/ training/ lab/ train
 """.split()
 PURE = [
     *("lib.cost", "lib.trace", "lib.kineto", "lib.lab.claims", "lib.pipeline.schedules", "lib.layout", "lib.planner"),
