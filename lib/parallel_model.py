@@ -8,6 +8,7 @@ starts, a norm over all ranks, and an optimizer on the pieces that this rank own
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -90,12 +91,12 @@ class ParallelModel:
         for stage in self.stages.values():
             stage.before = self._before
 
-    def step(self, inputs: Tensor, targets: Tensor, max_norm: float, number: int | None = None) -> Tensor:
+    def step(self, inputs: Tensor, targets: Tensor, max_norm: float = math.inf, number: int | None = None) -> Tensor:
         """One step on the global batch, from which each data-parallel rank takes its rows; the same call on all ranks.
 
         Args:
             inputs, targets: [B, …], all rows of the batch.
-            max_norm: norm to which all gradients together are clipped; infinity: they are not.
+            max_norm: norm to which all gradients together are clipped. Default: they are not.
             number: number of the step; dropout differs between steps. Default: the next.
 
         Returns:
