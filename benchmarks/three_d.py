@@ -35,7 +35,8 @@ from lib.layout import Layout
 from lib.memory import MemoryTracker
 from lib.mesh import Group, Mesh, MeshShape
 from lib.model import GPT, mean_loss
-from lib.parallel import ParallelGPT, parallelize
+from lib.parallel import parallelize
+from lib.parallel_model import ParallelModel
 from lib.pipeline.stage import GPTStage, cut
 
 CONFIG = replace(data_parallel.CONFIG, tied=False)  # a weight on two stages is beyond PyTorch's pipelines
@@ -74,7 +75,7 @@ def clip(stage: nn.Module, mesh: DeviceMesh, max_norm: float) -> None:
 
 
 class Theirs:
-    """One rank's part of a GPT by `composed`, with the step and the state dict of a `ParallelGPT`."""
+    """One rank's part of a GPT by `composed`, with the step and the state dict of a `ParallelModel`."""
 
     def __init__(self, model: GPT, world: Group, layout: Layout) -> None:
         self.mesh = init_device_mesh("cpu", tuple(layout.sizes.values()), mesh_dim_names=tuple(layout.sizes))
@@ -106,7 +107,7 @@ class Theirs:
         return MemoryTracker(self.stage, self.optimizer)
 
 
-def ours(model: GPT, world: Group, layout: Layout) -> ParallelGPT:
+def ours(model: GPT, world: Group, layout: Layout) -> ParallelModel:
     return parallelize(copy.deepcopy(model), Mesh(MeshShape(**layout.sizes), world), layout, ADAMW)
 
 
@@ -119,13 +120,13 @@ SIDES = {  # PyTorch's has slices of the sequence and shares out optimizer state
 }
 
 
-def _made(name: str, dp: int, pp: int, tp: int, world: Group) -> ParallelGPT | Theirs:
+def _made(name: str, dp: int, pp: int, tp: int, world: Group) -> ParallelModel | Theirs:
     make, more = SIDES[name]
     torch.manual_seed(0)
     return make(GPT(CONFIG), world, Layout(dp, pp, tp, microbatches=MICROBATCHES, **more))
 
 
-def _step_of(side: ParallelGPT | Theirs) -> Callable[[], Tensor]:
+def _step_of(side: ParallelModel | Theirs) -> Callable[[], Tensor]:
     return partial(side.step, *data.batch(data.load().train, 0, global_batch=ROWS, context=CONFIG.context), MAX_NORM)
 
 

@@ -7,7 +7,7 @@ its main thread, each counted once, for the innermost of these that it is in:
     optimizer   clipping and AdamW
     gradients   hooks, and copies into and out of buckets
     transport   torch.distributed, called; what it is given copied, what it has brought added up
-    ours        all else in `ParallelGPT.step`: the scheduler, and what is around a call of torch.distributed: to
+    ours        all else in `ParallelModel.step`: the scheduler, and what is around a call of torch.distributed: to
                 compare it with the other ranks', to watch it, to count it
 
 CPU seconds of gloo's own threads are added to transport. What a rank waits for is wall time, blocked in `Pending.wait`:
@@ -37,7 +37,7 @@ from lib.data_parallel.flat import Flat
 from lib.layout import Layout
 from lib.mesh import Group
 from lib.model import GPT, loss_term
-from lib.parallel import ParallelGPT
+from lib.parallel_model import ParallelModel
 from lib.pipeline.schedules.action import Action
 from lib.pipeline.simulate import Slot, Timeline
 from lib.pipeline.stage import Stage
@@ -54,14 +54,14 @@ LIBRARY = {  # what is watched, and as what it counts
         (comm, "_all_reduce _all_gather _broadcast _all_to_all _isend _irecv"),
         (pending, "_work_wait"),
     ),
-    "ours": ((comm, "collective message"), (ParallelGPT, "step")),
+    "ours": ((comm, "collective message"), (ParallelModel, "step")),
     "gradients": (
         (bucketed_gradients._Line, "_gradient_is_there"),
         (bucketed_gradients.Gradients, "finish"),
         (Flat, "gradients_to_pieces after_step"),
     ),
     "compute": ((Stage, "_compute"), (torch.autograd, "backward"), (lib.parallel, "vocab_parallel_loss")),
-    "optimizer": ((ParallelGPT, "clip"), (torch.optim.AdamW, "step")),
+    "optimizer": ((ParallelModel, "clip"), (torch.optim.AdamW, "step")),
 }
 
 
@@ -131,7 +131,7 @@ def _batch() -> tuple[torch.Tensor, torch.Tensor]:
     return data.batch(data.load().train, 0, global_batch=ROWS, context=CONFIG.context)
 
 
-def _made(world: Group, sizes: tuple[int, int, int]) -> tuple[ParallelGPT, Callable[[], object]]:
+def _made(world: Group, sizes: tuple[int, int, int]) -> tuple[ParallelModel, Callable[[], object]]:
     torch.manual_seed(0)
     parallel = ours(GPT(CONFIG), world, Layout(*sizes, microbatches=MICROBATCHES, zero=1))
     step = partial(parallel.step, *_batch(), MAX_NORM)

@@ -23,7 +23,11 @@ from lib.tensor_parallel.sequence import check_marks
 
 
 def facts_of(
-    stages: nn.Module | Mapping[int, Stage], mesh: Mesh, rank_of: Sequence[int] = (0,), norm_over: Group | None = None
+    stages: nn.Module | Mapping[int, Stage],
+    mesh: Mesh,
+    rank_of: Sequence[int] = (0,),
+    norm_over: Group | None = None,
+    names: Mapping[int, str] | None = None,
 ) -> list[Fact]:
     """The two facts of each parameter on this rank. All ranks must call it: it may make groups.
 
@@ -36,6 +40,7 @@ def facts_of(
         rank_of: function from a stage to its rank in the pipeline.
         norm_over: the ranks over which the gradient norm will be summed. Default: all. If every data-parallel rank
             holds full sums, one replica is enough: `mesh.group("pp", "tp")`.
+        names: `id` of a parameter → its name in the full model. Default: its name in its stage.
 
     Raises:
         ValueError: nothing to train, weights shared in different ways, or a sharded sequence and a missing mark.
@@ -58,6 +63,7 @@ def facts_of(
                 facts[id(p)] = replace(before, stages=(*before.stages, stage))
                 continue
             serial, users = tied.get((stage, name), (name, None))
+            serial = names[id(p)] if names else serial
             is_partial = id(p) in partial
             sum_over = users or (replicas_and_slices if is_partial else replicas)
             in_the_norm = len(counted.intersection(sum_over.ranks))

@@ -1,6 +1,6 @@
 """Loops of `loops.py` on a GPT in any layout, with `parallelize`.
 
-`ParallelGPT.backward` is forward, backward and finish together.
+`ParallelModel.backward` is forward, backward and finish together.
 """
 
 from __future__ import annotations

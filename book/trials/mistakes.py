@@ -16,12 +16,12 @@ from unittest.mock import patch
 
 from torch import Tensor
 
-from lib import comm, data, parallel
+from lib import comm, data, parallel, parallel_model
 from lib.facts import Fact
 from lib.mesh import Mesh
-from lib.parallel import ParallelGPT
+from lib.parallel_model import ParallelModel
 
-_FACTS, _CLIP, _TERM, _SEED = parallel.facts_of, ParallelGPT.clip, ParallelGPT.term_of, parallel.row_seed
+_FACTS, _CLIP, _TERM, _SEED = parallel.facts_of, ParallelModel.clip, ParallelModel.term_of, parallel_model.row_seed
 
 
 class _Alone(Fact):
@@ -49,7 +49,7 @@ def _in_facts(wrong: Callable[[Fact, Mesh], Fact]) -> tuple:
     return parallel, "facts_of", lambda stages, mesh, *rest: [wrong(f, mesh) for f in _FACTS(stages, mesh, *rest)]
 
 
-def _halves_added_late(model: ParallelGPT, max_norm: float) -> Tensor:
+def _halves_added_late(model: ParallelModel, max_norm: float) -> Tensor:
     norm = _CLIP(model, max_norm)
     for fact in model.facts:
         if fact.crosses:
@@ -57,7 +57,7 @@ def _halves_added_late(model: ParallelGPT, max_norm: float) -> Tensor:
     return norm
 
 
-def _mean_of_local_means(model: ParallelGPT, targets_BT: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
+def _mean_of_local_means(model: ParallelModel, targets_BT: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
     mine = targets_BT[data.rows_of_rank(len(targets_BT), model.dp.rank, model.dp.size)]
     return _TERM(model, mine.repeat(model.dp.size, 1))  # as if each rank had the target count of this rank
 
@@ -65,11 +65,11 @@ def _mean_of_local_means(model: ParallelGPT, targets_BT: Tensor) -> Callable[[Te
 # Description of a mistake → the object to patch, the name of its attribute, the replacement.
 MISTAKES: dict[str, list[tuple]] = {
     "clip counts copies": [_in_facts(_counted_again)],
-    "loss divided by the local count": [(ParallelGPT, "term_of", _mean_of_local_means)],
+    "loss divided by the local count": [(ParallelModel, "term_of", _mean_of_local_means)],
     "norms not summed over tp": [_in_facts(_slices_left_out)],
-    "tied halves added after the clip": [_in_facts(_of_one_end), (ParallelGPT, "clip", _halves_added_late)],
+    "tied halves added after the clip": [_in_facts(_of_one_end), (ParallelModel, "clip", _halves_added_late)],
     "dp group along the wrong axis": [_in_facts(_along_the_wrong_axis)],
-    "dropout equal over dp": [(parallel, "row_seed", lambda seed, step, first_row: _SEED(seed, step, 0))],
+    "dropout equal over dp": [(parallel_model, "row_seed", lambda seed, step, first_row: _SEED(seed, step, 0))],
 }
 
 

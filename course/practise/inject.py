@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from course.practise.causes import CAUSES, kind_of_parameter
-from lib import comm, data, parallel
+from lib import comm, data, parallel, parallel_model
 from lib.data_parallel import gradient_sums
 from lib.data_parallel.bucket import Bucket
 from lib.data_parallel.flat import Flat
@@ -25,7 +25,7 @@ from lib.data_parallel.optimizer import ShardedOptimizer
 from lib.facts import Fact
 from lib.mesh import Group
 from lib.model import GPT
-from lib.parallel import ParallelGPT
+from lib.parallel_model import ParallelModel
 from lib.pipeline.stage import Stage
 from lib.placement import copies_of, shard
 from lib.training.config import TrainConfig
@@ -65,15 +65,15 @@ def fall_ill(sickness: Sequence[tuple[str, str]], config: TrainConfig, rank: int
 
 
 def _own_count(here: Here) -> None:
-    original = ParallelGPT.term_of
+    original = ParallelModel.term_of
     layout = here.config.layout
     parts = layout.dp if here.place == "dp" else layout.microbatches
 
-    def term_of(self: ParallelGPT, targets_BT: Tensor) -> Callable:
+    def term_of(self: ParallelModel, targets_BT: Tensor) -> Callable:
         term = original(self, targets_BT)
         return partial(term.func, **term.keywords | {"count": term.keywords["count"] // parts})
 
-    ParallelGPT.term_of = term_of
+    ParallelModel.term_of = term_of
 
 
 def _norm_copies(here: Here) -> None:
@@ -108,7 +108,7 @@ def _missing_sum(here: Here) -> None:
 
 
 def _extra_sum(here: Here) -> None:
-    def built(model: ParallelGPT) -> None:
+    def built(model: ParallelModel) -> None:
         for fact in model.facts:
             if kind_of_parameter(fact.name) == "norms":
                 fact.parameter.register_hook(partial(comm.all_reduce, group=getattr(model, here.place)))
@@ -160,7 +160,7 @@ def _early_read(here: Here) -> None:
 
 def _other_start(here: Here) -> None:
     @torch.no_grad()
-    def built(model: ParallelGPT) -> None:
+    def built(model: ParallelModel) -> None:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(here.config.seed + 1 + here.number)
             fresh = dict(GPT(here.config.model).named_parameters())
@@ -185,7 +185,7 @@ def _same_samples(here: Here) -> None:
 
 
 def _same_masks(here: Here) -> None:
-    by_seed, by_shard = parallel.row_seed, parallel.drop_by_rows
+    by_seed, by_shard = parallel_model.row_seed, parallel.drop_by_rows
     rows = here.config.global_batch // here.config.layout.dp
 
     def row_seed(seed: int, step: int, first_row: int) -> int:
@@ -195,7 +195,7 @@ def _same_masks(here: Here) -> None:
         by_shard(model, *((0, count) for _, count in shards))
 
     if here.place == "dp":
-        parallel.row_seed = row_seed
+        parallel_model.row_seed = row_seed
     else:
         parallel.drop_by_rows = drop_by_rows
 
@@ -212,7 +212,7 @@ def _lost_microbatches(here: Here) -> None:
 
         return run
 
-    def built(model: ParallelGPT) -> None:
+    def built(model: ParallelModel) -> None:
         for fact in model.facts:
             fact.parameter.register_hook(lambda gradient: gradient if now[0] == last else torch.zeros_like(gradient))
 
@@ -221,7 +221,7 @@ def _lost_microbatches(here: Here) -> None:
 
 
 def _skipped_step(here: Here) -> None:
-    def built(model: ParallelGPT) -> None:
+    def built(model: ParallelModel) -> None:
         for group in model.optimizer.param_groups:
             group["lr"] = 0.0
 
@@ -293,15 +293,15 @@ def _slow_link(here: Here) -> None:
     here.stack.enter_context(slow)
 
 
-def _when_built(built: Callable[[ParallelGPT], None]) -> None:
+def _when_built(built: Callable[[ParallelModel], None]) -> None:
     """Call a function with the model as soon as it is built."""
-    original = ParallelGPT.__post_init__
+    original = ParallelModel.__post_init__
 
-    def __post_init__(self: ParallelGPT) -> None:  # noqa: N807 it replaces one
+    def __post_init__(self: ParallelModel) -> None:  # noqa: N807 it replaces one
         original(self)
         built(self)
 
-    ParallelGPT.__post_init__ = __post_init__
+    ParallelModel.__post_init__ = __post_init__
 
 
 _HOW: dict[str, Callable[[Here], None]] = {

@@ -22,13 +22,13 @@ from torch import Tensor
 from course.practise.causes import kind_of_parameter
 from course.practise.draws import drawn_case
 from course.practise.inject import ALPHA_S, BANDWIDTH_BPS, fall_ill
-from lib import comm, parallel
+from lib import comm, parallel_model
 from lib.cost import comm_s
 from lib.facts import Fact
 from lib.lab.certificate import certify_run
 from lib.layout import AXES, Layout
 from lib.mesh import Group, Mesh, MeshShape
-from lib.parallel import ParallelGPT
+from lib.parallel_model import ParallelModel
 from lib.placement import copies_of, shard
 from lib.runtime import calls
 from lib.runtime.pending import Pending
@@ -161,23 +161,28 @@ def _link(group: Group) -> tuple[float, float]:
 
 def _attach(seen: Seen, config: TrainConfig, alone: dict[str, Full], stack: ExitStack) -> None:
     """Look at each step of a run, until the stack ends; without `alone`, keep what others are compared with."""
-    built, clip, step, execute = ParallelGPT.__post_init__, ParallelGPT.clip, ParallelGPT.step, parallel.execute
+    built, clip, step, execute = (
+        ParallelModel.__post_init__,
+        ParallelModel.clip,
+        ParallelModel.step,
+        parallel_model.execute,
+    )
 
     start: Full = {}
 
-    def __post_init__(self: ParallelGPT) -> None:  # noqa: N807 it replaces one
+    def __post_init__(self: ParallelModel) -> None:  # noqa: N807 it replaces one
         built(self)
         _compare(seen, alone, "weights", self, lambda piece: piece.held.detach())
         start.update((piece.fact.name, piece.held.detach().clone()) for piece in self.pieces())
         self.optimizer.register_step_pre_hook(lambda *_: _gradients(seen, alone, self, config.max_norm))
 
-    def of_clip(self: ParallelGPT, max_norm: float) -> Tensor:
+    def of_clip(self: ParallelModel, max_norm: float) -> Tensor:
         seen.optimizer_s.append(time.perf_counter())
         norm = clip(self, max_norm)
         seen.norms.append(norm.item())
         return norm
 
-    def of_step(self: ParallelGPT, *given: Any) -> Tensor:
+    def of_step(self: ParallelModel, *given: Any) -> Tensor:
         seen.began_s.append(time.perf_counter())
         loss = step(self, *given)
         seen.ended_s.append(time.perf_counter())
@@ -192,9 +197,9 @@ def _attach(seen: Seen, config: TrainConfig, alone: dict[str, Full], stack: Exit
         return execute(schedule, stages, group, inputs, *given)
 
     for name, now in (("__post_init__", __post_init__), ("clip", of_clip), ("step", of_step)):
-        stack.enter_context(patch.object(ParallelGPT, name, now))
-    stack.enter_context(patch.object(parallel, "execute", of_execute))
-    stack.enter_context(patch.object(ParallelGPT, "memory", lambda self: nullcontext()))  # or a step takes a second
+        stack.enter_context(patch.object(ParallelModel, name, now))
+    stack.enter_context(patch.object(parallel_model, "execute", of_execute))
+    stack.enter_context(patch.object(ParallelModel, "memory", lambda self: nullcontext()))  # or a step takes a second
     _attach_to_messages(seen, stack)
 
 
@@ -223,7 +228,7 @@ def _attach_to_messages(seen: Seen, stack: ExitStack) -> None:
     stack.enter_context(patch.object(Pending, "wait", of_wait))
 
 
-def _gradients(seen: Seen, alone: dict[str, Full], model: ParallelGPT, max_norm: float) -> None:
+def _gradients(seen: Seen, alone: dict[str, Full], model: ParallelModel, max_norm: float) -> None:
     """Look at the gradients as the optimizer is about to use them, before they were scaled."""
     if "gradient" in seen.squares or len(seen.ended_s):
         return
@@ -237,7 +242,7 @@ def _gradients(seen: Seen, alone: dict[str, Full], model: ParallelGPT, max_norm:
         seen.share += _square(fact, held.grad / scale, *shards).item()
 
 
-def _compare(seen: Seen, alone: dict[str, Full], what: str, model: ParallelGPT, of: Callable) -> None:
+def _compare(seen: Seen, alone: dict[str, Full], what: str, model: ParallelModel, of: Callable) -> None:
     """Add up squares of what this rank owns, and of the same elements in one process."""
     if not alone:
         seen.full[what] = {piece.fact.name: of(piece).clone() for piece in model.pieces()}
@@ -250,13 +255,13 @@ def _compare(seen: Seen, alone: dict[str, Full], what: str, model: ParallelGPT, 
     seen.squares[what] = found
 
 
-def _pairs(model: ParallelGPT, alone: Mapping[str, Tensor], of: Callable) -> Iterator[tuple[Tensor, Tensor, str]]:
+def _pairs(model: ParallelModel, alone: Mapping[str, Tensor], of: Callable) -> Iterator[tuple[Tensor, Tensor, str]]:
     for piece in model.pieces():
         theirs = shard(alone[piece.fact.name], piece.fact.placement, piece.fact.cut_over).flatten()[piece.span]
         yield of(piece).flatten(), theirs, kind_of_parameter(piece.fact.name)
 
 
-def _mark(seen: Seen, what: str, model: ParallelGPT, of: Callable) -> None:
+def _mark(seen: Seen, what: str, model: ParallelModel, of: Callable) -> None:
     for fact in model.facts:
         x = of(fact.parameter).flatten().double()
         wave = torch.arange(len(x), dtype=torch.float64)

@@ -29,7 +29,7 @@ from lib.checkpoint.files import CheckpointError
 from lib.checkpoint.settings import Checkpoints
 from lib.checkpoint.storage import Save, restore
 from lib.launch import device
-from lib.parallel import ParallelGPT
+from lib.parallel_model import ParallelModel
 from lib.runtime.hang import named_ranks
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)  # of Slurm before its time limit: --signal=USR1@60
@@ -101,7 +101,7 @@ class Saver:
         unsaved: why the last step is not saved; "" if it is.
     """
 
-    def __init__(self, model: ParallelGPT, settings: Checkpoints, config: dict) -> None:
+    def __init__(self, model: ParallelModel, settings: Checkpoints, config: dict) -> None:
         self.model, self.world, self.config = model, model.mesh.world, config
         self.settings: Checkpoints = comm.all_gather_object(settings, self.world)[0]
         self.stopped_by, self.unsaved = 0, ""

@@ -32,7 +32,7 @@ from lib import comm
 from lib.checkpoint.boxes import Box, boxes_of_part
 from lib.checkpoint.files import CheckpointError, check_files, checksum, note_checksums, reason, unseen
 from lib.data_parallel.state_dicts import check_keys, check_state, fitting
-from lib.parallel import ParallelGPT, Piece
+from lib.parallel_model import ParallelModel, Piece
 
 WEIGHT, STATE = "model.", "optimizer."
 METADATA = ".metadata"
@@ -45,7 +45,7 @@ class Stored(NamedTuple):
     boxes: dict[Box, Tensor]
 
 
-def contents(model: ParallelGPT) -> dict[str, Stored]:
+def contents(model: ParallelModel) -> dict[str, Stored]:
     """The tensors to save or to fill on this rank, by name; they are views of model and optimizer state."""
     tensors: dict[str, Stored] = {}
     for piece in model.pieces():
@@ -78,7 +78,7 @@ class Save:
     The state is copied first, so training continues while a thread writes this rank's file, without communication.
     """
 
-    def __init__(self, model: ParallelGPT, folder: str) -> None:
+    def __init__(self, model: ParallelModel, folder: str) -> None:
         self.world, self.folder = model.mesh.world, folder
         self._planner, self._writer = _SavePlanner(flatten_state_dict=False), FileSystemWriter(folder)
         here = contents(model)
@@ -187,7 +187,7 @@ def check_shapes(shapes: Mapping[str, torch.Size], metadata: Metadata, folder: s
 
 
 @torch.no_grad()
-def restore(model: ParallelGPT, folder: str) -> None:
+def restore(model: ParallelModel, folder: str) -> None:
     """Fill model and optimizer state of all ranks with their boxes of a checkpoint from any layout.
 
     Raises:
@@ -207,7 +207,7 @@ def restore(model: ParallelGPT, folder: str) -> None:
     model.publish()
 
 
-def _read(model: ParallelGPT, folder: str) -> None:
+def _read(model: ParallelModel, folder: str) -> None:
     metadata, world = read_metadata(folder), model.mesh.world
     check_shapes(model.shapes, metadata, folder)
     check_files(folder, files_of(metadata)[world.rank :: world.size])

@@ -18,12 +18,14 @@ import torch
 from torch import Tensor, nn
 
 from lib import comm, data
+from lib.data_parallel.flat import MakeOptimizer
 from lib.launch import device
 from lib.layout import Layout
 from lib.masks import drop_by_rows, row_seed
 from lib.mesh import Group, Mesh, MeshShape
 from lib.model import GPT, mean_loss
-from lib.parallel import ParallelGPT, parallelize
+from lib.parallel import parallelize
+from lib.parallel_model import BatchLoss, ParallelModel
 from lib.placement import shard
 from lib.training.config import TrainConfig
 
@@ -51,8 +53,20 @@ class _Step(NamedTuple):
     weights: dict[str, Tensor]
 
 
+def mean_over_tokens(targets: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
+    """The loss of a GPT in one process, the mean over all tokens that count."""
+    return mean_loss
+
+
 def certify(
-    world: Group, layouts: Sequence[Layout], model: GPT, batches: Sequence[Batch], max_norm: float
+    world: Group,
+    layouts: Sequence[Layout],
+    model: nn.Module,
+    batches: Sequence[Batch],
+    max_norm: float,
+    *,
+    make: Callable[[nn.Module, Mesh, Layout, MakeOptimizer], ParallelModel] = parallelize,
+    loss: BatchLoss = mean_over_tokens,
 ) -> list[Apart]:
     """For each layout on these ranks, its distance from one process after a step on each batch; equal on all ranks.
 
@@ -60,17 +74,19 @@ def certify(
         model: in float64, equal on all ranks; it is not changed.
         batches: inputs and targets [B, T], a step each; targets of -100 do not count.
         max_norm: to which gradients are clipped.
+        make: parallelizes a copy of the model; for your own, a function that calls `assemble`.
+        loss: of one process, from its output and all targets, in the form that `assemble` takes.
 
     Raises:
         ValueError: a layout with a different number of ranks.
     """
-    steps = list(_twin_steps(copy.deepcopy(model), batches, max_norm))
+    steps = list(_twin_steps(copy.deepcopy(model), batches, max_norm, loss))
     meshes: dict[str, Mesh] = {}  # a mesh serves all layouts of its shape
     distances = []
     for layout in layouts:
         if (shape := str(layout.sizes)) not in meshes:
             meshes[shape] = Mesh(MeshShape(**layout.sizes), world)
-        ours = parallelize(copy.deepcopy(model), meshes[shape], layout, ADAMW)
+        ours = make(copy.deepcopy(model), meshes[shape], layout, ADAMW)
         distances.append(_certified(ours, batches, max_norm, steps))
     return distances
 
@@ -85,14 +101,14 @@ def certify_run(world: Group, config: TrainConfig, steps: int = 3) -> Apart:
     return certify(world, [config.layout], model, here, config.max_norm)[0]
 
 
-def _twin_steps(twin: GPT, batches: Sequence[Batch], max_norm: float) -> Iterator[_Step]:
+def _twin_steps(twin: nn.Module, batches: Sequence[Batch], max_norm: float, loss_of: BatchLoss) -> Iterator[_Step]:
     optimizer = ADAMW(twin.named_parameters())
     drop_by_rows(twin)
     for number, (inputs, targets) in enumerate(batches):
         optimizer.zero_grad()
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(row_seed(0, number, 0))
-            loss = mean_loss(twin(inputs), targets)
+            loss = loss_of(targets)(twin(inputs), targets)
             loss.backward()
         nn.utils.clip_grad_norm_(twin.parameters(), max_norm)
         gradients = {name: p.grad.clone() for name, p in twin.named_parameters()}
@@ -100,7 +116,7 @@ def _twin_steps(twin: GPT, batches: Sequence[Batch], max_norm: float) -> Iterato
         yield _Step(loss.detach(), gradients, {name: p.detach().clone() for name, p in twin.named_parameters()})
 
 
-def _certified(ours: ParallelGPT, batches: Sequence[Batch], max_norm: float, steps: list[_Step]) -> Apart:
+def _certified(ours: ParallelModel, batches: Sequence[Batch], max_norm: float, steps: list[_Step]) -> Apart:
     worst = torch.zeros(3, dtype=torch.float64, device=device())
     gradients: list[Tensor] = []  # their distances, measured as the optimizer steps: shards have gradients then
     ours.optimizer.register_step_pre_hook(
@@ -114,11 +130,16 @@ def _certified(ours: ParallelGPT, batches: Sequence[Batch], max_norm: float, ste
     return Apart(*comm.all_reduce(worst, ours.mesh.world, "max").tolist())
 
 
-def _farthest(ours: ParallelGPT, wanted: dict[str, Tensor], of: Callable[[nn.Parameter], Tensor]) -> Tensor:
-    """The largest distance of a shard here from the same shard of the twin, as a fraction of the full tensor's norm."""
+def _farthest(ours: ParallelModel, wanted: dict[str, Tensor], of: Callable[[nn.Parameter], Tensor]) -> Tensor:
+    """The largest distance of a shard here from the same shard of the twin, as a fraction of the full tensor's norm.
+
+    A gradient may be zero but for rounding, such as that of a bias of keys, and has no norm to compare with: a norm of
+    less than a thousandth of that of all tensors counts as this thousandth.
+    """
+    least = torch.stack([whole.norm() for whole in wanted.values()]).norm() / 1000
     distances = [torch.zeros((), dtype=torch.float64, device=device())]
     for fact, held, span in ours.pieces():
         whole = wanted[fact.name]
         right = shard(whole, fact.placement, fact.cut_over).flatten()[span]
-        distances.append((of(held).flatten() - right).norm() / whole.norm())
+        distances.append((of(held).flatten() - right).norm() / whole.norm().clamp(min=least))
     return torch.stack(distances).max()

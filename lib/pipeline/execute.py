@@ -148,7 +148,8 @@ class _Step:
         stage, op, m = action
         start_s = trace.clock()
         if op in RECVS:
-            like = next(iter(self.stages.values())).travels(self.inputs[m])
+            sender = stage - 1 if op == Op.RECV_F else stage  # a gradient has the form of this stage's own output
+            like = self.stages[stage].travels(self.inputs[m], sender)
             self.here[action] = comm.recv(like, self.group, self._peer(action))
         elif op in SENDS:
             self.going[action] = comm.send(self.here.pop(action), self.group, self._peer(action))

@@ -29,14 +29,20 @@ class Stage:
     """A module that runs microbatches one by one, forward and backward.
 
     Args:
-        module: computes x[b, …, D] → y[b, …, D]. In the first stage x are the inputs, in the last stage y is the input
-            of `loss`.
+        module: computes x[b, …] → y[b, …]. In the first stage x are the inputs, in the last stage y is the input of
+            `loss`.
         width: D of tensors between stages: for inputs of shape [b, …] they are [b, …, D]. None: they have the shape of
             the inputs.
         recompute: keep only the input of each microbatch, and recompute forward in backward.
         slices: number of shards of these tensors along the last dim of the inputs; one is sent.
         dtype: dtype of tensors between stages, equal for all stages. None: the dtype of the inputs; with `width`, the
             dtype of the parameters, or the default of torch.
+        form: what stages send, if it has any other form: a function from the inputs of a microbatch, and the number of
+            a stage, to an empty tensor like the output of that stage, equal for all stages of a pipeline. It takes the
+            place of `width`, `slices` and `dtype`.
+
+    Raises:
+        ScheduleError: `form` beside one of those.
     """
 
     module: nn.Module
@@ -44,16 +50,19 @@ class Stage:
     recompute: bool = False
     slices: int = 1
     dtype: torch.dtype | None = None
+    form: Callable[[Tensor, int], Tensor] | None = None
 
     def __post_init__(self) -> None:
+        if self.form and (self.width, self.slices, self.dtype) != (None, 1, None):
+            raise ScheduleError("form= says all that width, slices and dtype say: give it alone")
         self.before: Callable[[int], None] = lambda m: None  # called before the forward of each microbatch
         # By microbatch: input and output, with the graph between them; deferred weight gradients.
         self._ends: dict[int, tuple[Tensor, Tensor]] = {}
         self._queues: dict[int, Queue] = {}
 
-    def travels(self, inputs: Tensor) -> Tensor:
-        """An empty tensor with the form of messages between stages, for these inputs of the first stage."""
-        shape, dtype = self._form(inputs)
+    def travels(self, inputs: Tensor, stage: int = 0) -> Tensor:
+        """An empty tensor with the form of the message behind a stage, for these inputs of the first stage."""
+        shape, dtype = self._form(inputs, stage)
         return torch.empty(shape, dtype=dtype, device=next(self.module.parameters(), inputs).device)
 
     def check_output(self, stage: int, y: Tensor, inputs: Tensor) -> Tensor:
@@ -62,14 +71,15 @@ class Stage:
         Raises:
             ScheduleError: its type, shape or dtype is not the one that the next stage receives, or has no gradient.
         """
-        shape, dtype = self._form(inputs)
+        shape, dtype = self._form(inputs, stage)
         if isinstance(y, Tensor) and (why := comm.why_not_plain(y)):
             raise ScheduleError(f"stage {stage} gives {why}, because messages between stages are plain tensors")
         if not isinstance(y, Tensor) or y.shape != shape or y.dtype != dtype:
             right = comm.spec(torch.empty(shape, dtype=dtype, device="meta"))
+            given = "form" if self.form else f"width={self.width} or dtype"
             raise ScheduleError(
                 f"stage {stage} gives {comm.spec(y)}, but messages between stages are {right}; cut the model "
-                f"where it gives that, or change width={self.width} or dtype of the stages"
+                f"where it gives that, or change {given} of the stages"
             )
         if torch.is_grad_enabled() and not _has_gradient(y):
             raise ScheduleError(
@@ -78,8 +88,13 @@ class Stage:
             )
         return y
 
-    def _form(self, inputs: Tensor) -> tuple[Sequence[int], torch.dtype]:
-        """Shape and dtype of messages between stages for these inputs."""
+    def _form(self, inputs: Tensor, stage: int) -> tuple[Sequence[int], torch.dtype]:
+        """Shape and dtype of the message behind a stage for these inputs."""
+        if self.form:
+            like = self.form(inputs, stage)
+            if not isinstance(like, Tensor):
+                raise ScheduleError(f"form= returned {comm.spec(like)} for stage {stage}: return an empty tensor")
+            return like.shape, like.dtype
         if self.width is None:
             return inputs.shape, self.dtype or inputs.dtype
         dtypes = (p.dtype for p in self.module.parameters())

@@ -19,7 +19,8 @@ from lib import data, trace
 from lib.launch import device, done_s
 from lib.mesh import Group, Mesh, MeshShape
 from lib.model import GPT
-from lib.parallel import ParallelGPT, parallelize
+from lib.parallel import parallelize
+from lib.parallel_model import ParallelModel
 from lib.training.config import COMPUTE_DTYPES, DTYPES, Checkpoints, TrainConfig
 
 BAR = "{percentage:3.0f}% {bar:16} step {n_fmt}/{total_fmt}{postfix}, {remaining} left"  # "rank 0 | " comes before
@@ -90,7 +91,7 @@ def train(
     return report | {"profile": recorded} if profile and recorded else report
 
 
-def build(world: Group, config: TrainConfig) -> ParallelGPT:
+def build(world: Group, config: TrainConfig) -> ParallelModel:
     """The model on the mesh of `config`, with its optimizer."""
     mesh = Mesh(MeshShape(**config.layout.sizes), world)
     torch.manual_seed(config.seed)
@@ -105,7 +106,7 @@ def build(world: Group, config: TrainConfig) -> ParallelGPT:
     )
 
 
-def train_step(model: ParallelGPT, tokens: Tensor, step: int, config: TrainConfig) -> float:
+def train_step(model: ParallelModel, tokens: Tensor, step: int, config: TrainConfig) -> float:
     """One step; returns the mean loss over all ranks, before the update."""
     inputs, targets = data.batch(
         tokens, step, global_batch=config.global_batch, context=config.model.context, seed=config.seed
@@ -113,6 +114,6 @@ def train_step(model: ParallelGPT, tokens: Tensor, step: int, config: TrainConfi
     return model.step(inputs, targets, config.max_norm, step).item()
 
 
-def validate(model: ParallelGPT, tokens: Tensor, config: TrainConfig, limit: int = VALIDATION_ROWS) -> float:
+def validate(model: ParallelModel, tokens: Tensor, config: TrainConfig, limit: int = VALIDATION_ROWS) -> float:
     """Mean loss on `limit` sequences of the validation text, divided among the ranks."""
     return model.evaluate(*data.windows(tokens, config.model.context, limit)).item()

@@ -19,7 +19,7 @@ ROOT_FILES = """
 text trace cost/ kineto runtime/ torchrun/ mesh launch comm
 placement facts clip conjugate deferred recompute collectives model masks data memory verify versions
 doctor/ data_parallel/ tensor_parallel/ pipeline/ layout planner/
-gradient_ranks parallel checkpoint/ training/ lab/ train
+gradient_ranks parallel_model parallel checkpoint/ training/ lab/ train
 """.split()
 PURE = [
     *("lib.cost", "lib.trace", "lib.kineto", "lib.lab.claims", "lib.pipeline.schedules", "lib.layout", "lib.planner"),

@@ -495,9 +495,7 @@ def test_a_model_that_is_no_gpt_is_refused():
         return str(caught.value)
 
     for said in run(refused, 2):
-        assert (
-            "parallelize takes a GPT of lib/model.py, and Sequential is none: use FSDP, ZeRO1 or BucketedDDP" in said
-        )
+        assert "parallelize takes a GPT of lib/model.py, and Sequential is none: use assemble(), which takes" in said
 
 
 def test_steps_without_a_number_drop_other_elements():

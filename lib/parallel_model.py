@@ -1,0 +1,227 @@
+"""A model on all axes, on one rank: it steps, evaluates, saves and loads together with all other ranks.
+
+The problem: a rank has shards of some layers, pieces of their optimizer state, and rows of the batch; a training loop
+wants one object with a step.
+The idea: the parts exist. A step is a schedule that is executed (`pipeline/execute.py`), sums of gradients that it
+starts, a norm over all ranks, and an optimizer on the pieces that this rank owns. `lib/parallel.py` puts them together.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from lib import comm, data, trace
+from lib.data_parallel.flat import Flat
+from lib.data_parallel.fsdp import FSDP
+from lib.data_parallel.optimizer import ShardedOptimizer
+from lib.data_parallel.state_dicts import check_keys, fitting
+from lib.facts import Fact
+from lib.launch import device
+from lib.layout import AXES
+from lib.masks import row_seed
+from lib.memory import MemoryTracker
+from lib.mesh import Group, Mesh
+from lib.pipeline.execute import execute
+from lib.pipeline.schedules.action import Schedule
+from lib.pipeline.stage import Stage
+from lib.placement import shard, unshard
+
+BatchLoss = Callable[[Tensor], Callable[[Tensor, Tensor], Tensor]]  # all targets → the loss of some rows
+
+
+class Piece(NamedTuple):
+    """The part of a parameter that this rank owns, in full precision.
+
+    Args:
+        fact: the fact of the parameter.
+        held: the owned elements of this rank's shard; the key of their optimizer state, if the optimizer steps them.
+        span: range in the flattened shard; all of it without ZeRO.
+    """
+
+    fact: Fact
+    held: nn.Parameter
+    span: slice
+
+
+@dataclass(eq=False, repr=False)
+class ParallelModel:
+    """A model on one rank, which steps, evaluates, saves and loads together with all ranks.
+
+    `parallelize` of `lib/parallel.py` makes it of a GPT, and `assemble` of any model.
+
+    Attributes:
+        mesh: of the axes dp, pp and tp.
+        schedule: the schedule of the pipeline, with all messages and reductions.
+        stages: the stages on this rank, by number.
+        facts: facts of their parameters.
+        owner: steps the parameters that this rank owns.
+        loss: function from all targets of a batch to the loss of some of its rows, as `assemble` takes it.
+        norm_over: the ranks over which the gradient norm is summed.
+        serial: key of the full `state_dict` → the name of its parameter, and its shape.
+        seed: seed of dropout, and of all random numbers in forward.
+        gradients: sums their gradients.
+        optimizer: the torch optimizer on the owned pieces.
+        shapes: serial name → shape, of all parameters of the full model.
+    """
+
+    mesh: Mesh
+    schedule: Schedule
+    stages: dict[int, Stage]
+    facts: list[Fact]
+    owner: ShardedOptimizer | FSDP
+    loss: BatchLoss
+    norm_over: Group
+    serial: Mapping[str, tuple[str, torch.Size]]
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        self.dp, self.pp, self.tp = (self.mesh.group(axis) for axis in AXES)
+        self.gradients, self.optimizer = self.owner.gradients, self.owner.optimizer
+        self.shapes = dict(self.serial.values())
+        self._flat_of = {name: flat for flat in self.owner.flats for name in flat.names}
+        self._next = 0  # number of the next step
+        self._seeds: list[int] = []  # per microbatch of this step
+        for stage in self.stages.values():
+            stage.before = self._before
+
+    def step(self, inputs: Tensor, targets: Tensor, max_norm: float = math.inf, number: int | None = None) -> Tensor:
+        """One step on the global batch, from which each data-parallel rank takes its rows; the same call on all ranks.
+
+        Args:
+            inputs, targets: [B, …], all rows of the batch.
+            max_norm: norm to which all gradients together are clipped. Default: they are not.
+            number: number of the step; dropout differs between steps. Default: the next.
+
+        Returns:
+            The loss of the batch, before the step; float64[], equal on all ranks.
+        """
+        term = self.backward(inputs, targets, number)
+        with trace.span("optimizer"):
+            self.clip(max_norm)
+            self.owner.step()
+        return comm.all_reduce(term, self.dp)
+
+    def backward(self, inputs: Tensor, targets: Tensor, number: int | None = None) -> Tensor:
+        """Forward, backward and sum of gradients; return the loss of this rank's rows, as a term of the mean."""
+        mine, loss = data.rows_of_rank(len(inputs), self.dp.rank, self.dp.size), self.term_of(targets)
+        x, y = (part[mine].to(device()) for part in (inputs, targets))
+        number = self._next if number is None else number
+        self._next = number + 1
+        pieces = torch.arange(mine.start, mine.stop).tensor_split(self.schedule.num_microbatches)
+        self._seeds = [row_seed(self.seed, number, int(rows[0])) for rows in pieces]
+        with torch.random.fork_rng([device()] if device().type == "cuda" else []):
+            term = execute(self.schedule, self.stages, self.pp, x, y, loss, self.gradients).loss
+        self.owner.finish()
+        return term
+
+    def clip(self, max_norm: float) -> Tensor:
+        """Scale all gradients so that the norm over the full model is at most `max_norm`; return the old norm, []."""
+        return self.gradients.clip(self.norm_over, max_norm)
+
+    def zero_grad(self) -> None:
+        """Drop all gradients, such as those of a step that is skipped; all ranks must call it."""
+        self.owner.zero_grad()
+
+    def _before(self, microbatch: int) -> None:
+        """Seed dropout for the rows of this microbatch, equally on all tensor-parallel ranks."""
+        if self._seeds and torch.is_grad_enabled():  # not in evaluation
+            torch.manual_seed(self._seeds[microbatch])
+
+    @torch.no_grad()
+    def evaluate(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        """The loss of rows in evaluation mode; all ranks get the same rows; float64[], equal on all ranks."""
+        mine = slice(self.dp.rank, None, self.dp.size)
+        x, y = inputs[mine], targets[mine]
+        has_rows = len(x) > 0
+        if not has_rows:  # a forward may contain collectives: take part, with a row that does not count
+            x, y = inputs[:1], targets[:1]
+        loss = self.term_of(targets)
+        schedule = self.schedule.forward_only(min(len(x), self.schedule.num_microbatches))
+        modes = {module: module.training for stage in self.stages.values() for module in stage.module.modules()}
+        try:
+            for module in modes:
+                module.training = False
+            term = execute(schedule, self.stages, self.pp, x.to(device()), y.to(device()), loss).loss
+        finally:
+            for module, mode in modes.items():
+                module.training = mode
+        return comm.all_reduce(term if has_rows else torch.zeros_like(term), self.dp)
+
+    def term_of(self, targets: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
+        """A function for the loss of some rows, as a term of the loss of all these targets, which all ranks hold."""
+        return self.loss(targets)
+
+    @torch.no_grad()
+    def full_state_dict(self) -> dict[str, Tensor]:
+        """The `state_dict` of the serial model, in full precision, from any layout; without optimizer state.
+
+        All ranks must call it; rank 0 gets it, the others an empty dict.
+        """
+        self.owner.settle()
+        of_flats = {name: x for flat in self.owner.flats for name, x in flat.collect().items()}
+        full: dict[str, Tensor] = {}
+        for fact in self.facts:
+            mine = of_flats.get(fact.name, fact.parameter)
+            full[fact.name] = unshard(mine, fact.placement, fact.cut_over)
+
+        # A rank of the pipeline has some of the parameters: the last rank that has one sends it to the others.
+        like = next(iter(full.values()))
+        has = torch.tensor([self.pp.rank if name in full else -1 for name in self.shapes], device=like.device)
+        senders = comm.all_reduce(has, self.pp, "max").tolist()
+        for sender, (name, shape) in zip(senders, self.shapes.items(), strict=True):
+            mine = full[name] if name in full else like.new_empty(shape)
+            full[name] = comm.broadcast(mine, self.pp, src=sender)
+        if self.mesh.world.rank > 0:
+            return {}
+        return {key: full[name] for key, (name, _) in self.serial.items()}
+
+    @torch.no_grad()
+    def load_full_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Load this rank's shards from a `state_dict` of the serial model; each rank needs the dict.
+
+        Raises:
+            KeyError: a parameter is not in it.
+            ValueError: it has a key that the model has not, or a value of a different shape or kind.
+        """
+        like = partial(torch.empty, dtype=self.facts[0].parameter.dtype, device="meta")
+        here = ((key, *of) for key, of in self.serial.items() if key in state)  # of a tied weight one name is enough
+        whole = {name: fitting(state[key], key, like(shape)) for key, name, shape in here}
+        check_keys(self.shapes.keys() - whole.keys(), state.keys() - self.serial.keys())
+        for fact in self.facts:
+            part = shard(whole[fact.name], fact.placement, fact.cut_over)
+            if fact.name in self._flat_of:
+                self._flat_of[fact.name].load(fact.name, part)
+            else:
+                fact.parameter.copy_(part)
+        self.owner.publish()
+
+    def pieces(self) -> Iterator[Piece]:
+        """The owned piece of each parameter, to save or fill it; call `publish` after filling."""
+        self.owner.settle()
+        for fact in self.facts:
+            flat = self._flat_of.get(fact.name)
+            if flat is None:
+                yield Piece(fact, fact.parameter, slice(0, fact.parameter.numel()))
+            elif fact.name in flat.pieces:
+                yield Piece(fact, flat.pieces[fact.name], flat.where[fact.name][0])
+
+    def publish(self) -> None:
+        """Send filled pieces to all ranks that use them. All ranks must call it."""
+        for flat in self.owner.flats:
+            flat.copy_master()
+        self.owner.publish()
+
+    def memory(self) -> MemoryTracker:
+        """A memory tracker with the kinds of all tensors of this rank."""
+        self._tracked = nn.ParameterList(x for flat in self.owner.flats for x in (flat.whole, flat.shard))
+        tracker = MemoryTracker(*(stage.module for stage in self.stages.values()), self._tracked, self.optimizer)
+        flats = [bucket.flat for bucket in self.gradients.buckets if not isinstance(bucket, Flat)]
+        tracker.count_as("gradient", *flats)  # they stay allocated without a p.grad
+        return tracker
