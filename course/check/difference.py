@@ -23,21 +23,37 @@ def difference(got: list[Data], expected: list[Data], tolerances: Tolerances, is
 
     How many results are expected, the task has said.
     """
-    for rank, (mine, right) in enumerate(zip(got, expected, strict=True)):
+    for rank, (results, right) in enumerate(zip(got, expected, strict=True)):
         for name, value in right.items():
-            if not same(mine, {name: value}, tolerances):
-                of_items = {"": tolerance_of(name, tolerances)}
-                index, value, found = _first_difference(mine.get(name), value, of_items)
-                place = f"{name}, at {index}," if index else name
+            if not same(results, {name: value}, tolerances):
                 who = f"Rank {rank}: " if len(got) > 1 else ""
-                digits = next((n for n in (4, 10) if _short(value, n) != _short(found, n)), 17)
-                value, found = (_short(x, digits) for x in (value, found))
-                may_be_none = any(one is None for one in right.values())  # then a None is an answer, too
-                found += MISSING if found == "None" != value and not may_be_none else ""
-                is_solution = is_fixed and not re.fullmatch(r"'\d+ results'", value)
-                wanted = "" if is_solution else f"\n  expected  {value}"
-                return f"{who}{place} is not right.{wanted}\n  got       {found}"
+                may_be_none = any(right_one is None for right_one in right.values())
+                of_items = {"": tolerance_of(name, tolerances)}
+                return who + _in_words(name, results.get(name), value, of_items, is_fixed, may_be_none)
     return "The result is not right."
+
+
+def _in_words(name: str, got: Any, expected: Any, tolerances: Tolerances, is_fixed: bool, may_be_none: bool) -> str:
+    """Where an entry differs, what is expected there, and what was got."""
+    index, expected, got = _first_difference(got, expected, tolerances)
+    place = f"{name}, at {index}," if index else name
+    digits = _digits_to_differ(expected, got)
+    wanted, found = _short(expected, digits), _short(got, digits)
+    if found == "None" and wanted != "None" and not may_be_none:
+        found += MISSING
+    is_solution = is_fixed and not re.fullmatch(r"'\d+ results'", wanted)
+    lines = [f"{place} is not right.", f"  expected  {wanted}", f"  got       {found}"]
+    if is_solution:
+        del lines[1]
+    return "\n".join(lines)
+
+
+def _digits_to_differ(value: Any, other: Any) -> int:
+    """The fewest digits with which two values that differ are not printed alike."""
+    for digits in (4, 10):
+        if _short(value, digits) != _short(other, digits):
+            return digits
+    return 17
 
 
 def _first_difference(got: Any, expected: Any, tolerances: Tolerances, index: str = "") -> tuple[str, Any, Any]:
@@ -46,20 +62,23 @@ def _first_difference(got: Any, expected: Any, tolerances: Tolerances, index: st
     tensors = is_dense(expected) and is_dense(got) and expected.shape == got.shape
     looks_right = tensors and expected.dim() and _short(got) == _short(expected)  # the first elements are equal
     if lists or (tensors and expected.dim() > 1) or looks_right:
-        for i, (g, w) in enumerate(zip(got, expected, strict=True)):
-            if not same({"": g}, {"": w}, tolerances):
-                return _first_difference(g, w, tolerances, f"{index}[{i}]")
+        for i, (item, right) in enumerate(zip(got, expected, strict=True)):
+            if not same({"": item}, {"": right}, tolerances):
+                return _first_difference(item, right, tolerances, f"{index}[{i}]")
     return index, expected, got
 
 
 def _short(value: object, digits: int = 4) -> str:
+    """A value, or its first elements, with so many digits."""
     try:
         if isinstance(value, torch.Tensor):
             numbers = ", ".join(f"{x:.{digits}g}" for x in value.flatten()[:4].tolist())
-            return f"{list(value.shape)}: {numbers}{', …' if value.numel() > 4 else ''}" if value.dim() else numbers
+            more = ", …" if value.numel() > 4 else ""
+            return f"{list(value.shape)}: {numbers}{more}" if value.dim() else numbers
         if isinstance(value, (list, tuple)):
-            more = "; …" * (len(value) > 3)
-            return f"{type(value).__name__} of {len(value)}: {'; '.join(_short(v, digits) for v in value[:3])}{more}"
+            items = "; ".join(_short(item, digits) for item in value[:3])
+            more = "; …" if len(value) > 3 else ""
+            return f"{type(value).__name__} of {len(value)}: {items}{more}"
         return repr(value)[:200]
     except Exception:  # a sparse tensor, an integer of five thousand digits
         return f"a {type(value).__name__} that cannot be printed here"

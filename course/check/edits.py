@@ -25,11 +25,12 @@ import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from course.check.exercise import ALL, Exercise, Mistake, each_call, formula
 
-HINT, REPAIR = " " * 4, " " * 8  # before a line
+HINT, REPAIR = 4, 8  # spaces before a line
+_SCOPE = re.compile(r"in ([^=:]+): (.+)")  # on the line of a program: words, and the rest of the line
 
 
 @dataclass(frozen=True)
@@ -79,24 +80,34 @@ def exercise(
         same_as: without a `body`, a function with the right results for the same arguments.
         more: further fields of an `Exercise`.
     """
-    given = {name: names[name] for name in ("inputs", "body", "reference", "compared") if name in names}
-    title = more.pop("title", None) or right[0].__name__
-    named = {"id": names["__doc__"].partition(":")[0], "title": title} | given | more
-    if facts := names.get("FACTS"):
-        named["reference"] = lambda inputs: [of_rank | facts for of_rank in given["reference"](inputs)]
-    if "body" not in named:
-        named |= {"body": each_call(named["title"]), "ranks": (1,)}
-    if same_as:
-        named["reference"] = formula(named["title"], same_as)
-    also_right, mistakes = (
-        read_mistakes(names.get(listed, ""), *(edited or right[:1])) for listed in ("ALSO_RIGHT", "MISTAKES")
-    )
-    rights = (*right, *(one.wrong for one in also_right))
+    if "title" not in more:
+        more["title"] = right[0].__name__
     programs = edited or right[:1]
-    solution = Edited(programs[0].__module__, _text_of(programs), programs[0].__name__)
-    equivalent = read_mistakes(names.get("EQUIVALENT", ""), *programs)
-    made = Exercise(**named, points=points, right=rights, mistakes=mistakes, solution=solution, equivalent=equivalent)
+    also_right = read_mistakes(names.get("ALSO_RIGHT", ""), *programs)
+    made = Exercise(
+        **_fields(names, more, same_as),
+        points=points,
+        right=(*right, *(listed.wrong for listed in also_right)),
+        mistakes=read_mistakes(names.get("MISTAKES", ""), *programs),
+        solution=_whole(programs),
+        equivalent=read_mistakes(names.get("EQUIVALENT", ""), *programs),
+    )
     return replace(made, solution=None) if made.is_fixed else made  # a table may be computed in any way
+
+
+def _fields(names: Mapping[str, Any], more: Mapping[str, Any], same_as: Callable | None) -> dict[str, Any]:
+    """The fields of an exercise that are not its programs: those which its file has a name for, then `more`."""
+    fields = {"id": names["__doc__"].partition(":")[0]}
+    fields |= {name: names[name] for name in ("inputs", "body", "reference", "compared") if name in names}
+    fields |= more
+    facts = names.get("FACTS")
+    if facts:
+        fields["reference"] = lambda inputs: [of_rank | facts for of_rank in names["reference"](inputs)]
+    if "body" not in fields:
+        fields |= {"body": each_call(fields["title"]), "ranks": (1,)}
+    if same_as:
+        fields["reference"] = formula(fields["title"], same_as)
+    return fields
 
 
 def read_mistakes(listed: str, *programs: Callable) -> tuple[Mistake, ...]:
@@ -109,76 +120,127 @@ def read_mistakes(listed: str, *programs: Callable) -> tuple[Mistake, ...]:
     Raises:
         ValueError: a hint without a program, a program without a hint, or a piece that is not there once.
     """
-    module, text = programs[0].__module__, _text_of(programs)
-    found, about, old = [], ALL, ""
-    for alternatives, hint, repair in entries(listed):
-        head, here = alternatives[0][0], about
-        if head.startswith("in ") and head.endswith(":") and "=>" not in head:
-            about = here = _words(head[3:-1])
-            alternatives[0].pop(0)
-        elif scope := re.match(r"in ([^=:]+): (.+)", head):
-            here, alternatives[0][0] = _words(scope[1]), scope[2]
-        for lines in alternatives:
-            edits = []
-            for line in (line for line in lines if "=>" in line):
-                piece, _, new = (part.strip() for part in line.partition("=>"))
-                old = piece or old
-                edits.append((old, new))
-            others = [line for line in lines if "=>" not in line and line != "hangs"]
-            edited, expression, *returns = _program(text, programs[0].__name__, edits, others)
-            wrong = Edited(module, edited, expression, *returns)
-            found.append(Mistake(hint, wrong, here, "hangs" in lines, repair))
-    return tuple(found)
+    program = _whole(programs)
+    mistakes = []
+    about_from_here, old = ALL, ""
+    for wrong_programs, hint, repair in entries(listed):
+        first = wrong_programs[0]
+        about = about_from_here
+        scope = _SCOPE.match(first[0])
+        if _begins_scope(first[0]):
+            about = about_from_here = _words(first.pop(0)[len("in ") : -len(":")])
+        elif scope:
+            about, first[0] = _words(scope[1]), scope[2]
+        for lines in wrong_programs:
+            edits, others = [], []
+            for line in lines:
+                if "=>" in line:
+                    piece, new = _sides(line)
+                    old = piece or old
+                    edits.append((old, new))
+                elif line != "hangs":
+                    others.append(line)
+            wrong = _changed(program, edits, others)
+            mistakes.append(Mistake(hint, wrong, about, "hangs" in lines, repair))
+    return tuple(mistakes)
 
 
-def _text_of(programs: Sequence[Callable]) -> str:
-    return "".join(map(inspect.getsource, programs))
+def _whole(programs: Sequence[Callable]) -> Edited:
+    """The first of these programs, with the text of all."""
+    text = "".join(map(inspect.getsource, programs))
+    return Edited(programs[0].__module__, text, programs[0].__name__)
+
+
+def _begins_scope(line: str) -> bool:
+    """Whether this is `in loss, weights:`, for the mistakes below it."""
+    return line.startswith("in ") and line.endswith(":") and "=>" not in line
 
 
 def _words(listed: str) -> tuple[str, ...]:
     return ALL if listed == "all" else tuple(listed.split(", "))
 
 
-def _program(text: str, name: str, edits: list[tuple[str, str]], others: list[str]) -> tuple[str, ...]:
-    """The text of a wrong program, the expression that gives it, and what it returns, if a line says so."""
+def _sides(line: str) -> tuple[str, str]:
+    """The piece that an edit replaces, "" where it is that of the edit above, and what it is replaced by."""
+    piece, _, new = line.partition("=>")
+    return piece.strip(), new.strip()
+
+
+def _changed(program: Edited, edits: list[tuple[str, str]], others: list[str]) -> Edited:
+    """The wrong program of these edits, one after the other, and of the other lines.
+
+    Raises:
+        ValueError: they are neither one expression nor edits, with one `returns` at most; or a piece is not there once.
+    """
     returns = [line.removeprefix("returns ") for line in others if line.startswith("returns ")]
     if len(others) == 1 and not edits and not returns:
-        return "", others[0]
-    if len(others) > len(returns) or len(returns) > 1 or not (edits or returns):
+        return replace(program, text="", expression=others[0])
+    has_expression = len(others) > len(returns)
+    has_no_change = not edits and not returns
+    if has_expression or has_no_change or len(returns) > 1:
         raise ValueError(f"a hint needs edits, or one expression, above it, and not {others}")
+    text = program.text
     for old, new in edits:
-        if not old or (times := text.count(old)) != 1:
-            there = f"{times} times in the program" if old else "not given, nor in an edit above"
-            raise ValueError(f"{old} => {new}: the piece is {there}; write one that is there once")
-        text = text.replace(old, new)
-    return text, name, *returns
+        text = _replaced_once(text, old, new)
+    changed = replace(program, text=text)
+    return replace(changed, returns=returns[0]) if returns else changed
 
 
-def entries(listed: str) -> Iterator[tuple[list[list[str]], str, str]]:
-    """The lines above each hint, divided at each `or`, the hint, and the repair.
+def _replaced_once(text: str, old: str, new: str) -> str:
+    times = text.count(old) if old else 0
+    if times == 1:
+        return text.replace(old, new)
+    there = f"{times} times in the program" if old else "not given, nor in an edit above"
+    raise ValueError(f"{old} => {new}: the piece is {there}; write one that is there once")
+
+
+class Entry(NamedTuple):
+    """A hint of a list, with what is above and below it."""
+
+    programs: list[list[str]]  # the lines of each: what stands between two `or`
+    hint: str
+    repair: str
+
+
+def entries(listed: str) -> Iterator[Entry]:
+    """Each hint of a list, with the lines above it, divided at each `or`, and the repair below it.
 
     Raises:
         ValueError: a hint without a line above it, a line without a hint, a repair without a hint; or none of them:
             indented, but not by 4 or 8 spaces.
     """
-    alternatives, hint, repair = [[]], [], []
-    for line in [*filter(str.strip, listed.splitlines()), "end"]:
-        if line.startswith(REPAIR) and not line.startswith(f"{REPAIR} ") and hint:
+    programs, hint, repair = [[]], [], []
+    for line in filter(str.strip, listed.splitlines()):
+        indent = len(line) - len(line.lstrip(" "))
+        if indent == REPAIR and hint:
             repair.append(line.strip())
-            continue
-        if line.startswith(HINT) and not line.startswith(f"{HINT} ") and not repair:
+        elif indent == HINT and not repair:
             hint.append(line.strip())
-            continue
-        if hint:
-            if not all(alternatives):
-                raise ValueError(f"above the hint {' '.join(hint)!r} a program is missing")
-            yield alternatives, " ".join(hint), " ".join(repair)
-            alternatives, hint, repair = [[]], [], []
-        if line == "or" or line.startswith("or "):
-            alternatives.append([line.removeprefix("or ")] if line != "or" else [])
-        elif line.startswith(" "):
-            raise ValueError(f"{line!r}: no space begins a program, 4 a hint, and 8 below it what to do")
-        elif line != "end":
-            alternatives[-1].append(line.rstrip())
-    if any(alternatives):
-        raise ValueError(f"{alternatives[-1]} has no hint below it")
+        else:
+            if hint:  # the entry above this line is whole
+                yield _entry(programs, hint, repair)
+                programs, hint, repair = [[]], [], []
+            _put(line, programs)
+    if hint:
+        yield _entry(programs, hint, repair)
+    elif any(programs):
+        raise ValueError(f"{programs[-1]} has no hint below it")
+
+
+def _entry(programs: list[list[str]], hint: list[str], repair: list[str]) -> Entry:
+    said = " ".join(hint)
+    if not all(programs):
+        raise ValueError(f"above the hint {said!r} a program is missing")
+    return Entry(programs, said, " ".join(repair))
+
+
+def _put(line: str, programs: list[list[str]]) -> None:
+    """Put a line to the last program, or behind `or` into a new one."""
+    if line == "or":
+        programs.append([])
+    elif line.startswith("or "):
+        programs.append([line.removeprefix("or ")])
+    elif line.startswith(" "):
+        raise ValueError(f"{line!r}: no space begins a program, 4 a hint, and 8 below it what to do")
+    else:
+        programs[-1].append(line.rstrip())

@@ -10,15 +10,14 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 import torch
 
 from course.check.compare import SEEN, Data, results_of_part, same
 from course.check.difference import difference, filled
 from course.check.exercise import Exercise, Mistake
+from course.check.hints import CaseRun, WrongPrograms
 from course.check.listen import THROUGH_COMM
-from course.check.naming import CaseRun, WrongPrograms
 from course.check.running import FAIL, TODO, NoAnswer, in_ranks
 from course.check.slips import named_slip
 
@@ -50,11 +49,8 @@ class CaseVerdict:
         """The hint, with what to do behind the sentence that names the mistake."""
         if not self.mistake:
             return self.hint
-        _, *seen = self.hint.partition("\n\n")
-        return filled(self.mistake.words) + "".join(seen)
-
-
-Outcome = tuple[Any, ...]  # status, hint and mistake of a case, as of a `CaseVerdict`; a PASS needs no more
+        _, empty_line, seen = self.hint.partition("\n\n")
+        return filled(self.mistake.words) + empty_line + seen
 
 
 def judge(
@@ -71,69 +67,110 @@ def judge(
         seed: of the inputs.
         returned: runs the answers instead of `in_ranks`; a grader isolates them.
     """
+    run_answers = returned or in_ranks
     cases = []
     for ranks in exercise.ranks:
-        generator = torch.Generator().manual_seed(random.Random(f"{seed} {ranks}").getrandbits(62))
-        inputs = exercise.inputs(generator, ranks)
+        inputs = exercise.inputs(_generator(seed, ranks), ranks)
         # The output of the learner's prints comes before the verdict, as in any cell.
-        outcomes = (returned or in_ranks)(exercise, answers, inputs)
-        there = [got for got in outcomes if not isinstance(got, NoAnswer)]
-        cases.append(CaseRun(inputs, _right(exercise, inputs) if there else [], outcomes))
-        if all(isinstance(got, NoAnswer) and got.status == TODO for got in outcomes):
+        outcomes = run_answers(exercise, answers, inputs)
+        reasons = [outcome for outcome in outcomes if isinstance(outcome, NoAnswer)]  # why there are no results
+        nobody_returned = len(reasons) == len(outcomes)
+        cases.append(CaseRun(inputs, [] if nobody_returned else _right(exercise, inputs), outcomes))
+        if nobody_returned and all(reason.status == TODO for reason in reasons):
             break
     wrong = WrongPrograms(exercise, cases)
-    return [
-        [
-            CaseVerdict(
-                _name(len(case.inputs), part),
-                *_outcome(wrong, answer, at, part),
-                share=_share(exercise, case, answer, part),
-            )
-            for at, case in enumerate(cases)
-            for part in exercise.parts
-        ]
-        for answer in range(len(answers))
-    ]
+    verdicts: list[list[CaseVerdict]] = [[] for _ in answers]
+    for answer, of_answer in enumerate(verdicts):
+        for at in range(len(cases)):
+            of_answer += [_verdict(wrong, answer, at, part) for part in exercise.parts]
+    return verdicts
 
 
-def _outcome(wrong: WrongPrograms, answer: int, at: int, part: str) -> Outcome:
-    """The outcome of an answer, by its number, in a part of the case with number `at`."""
-    case, tolerances = wrong.cases[at], wrong.exercise.tolerances
-    got = case.outcomes[answer]
-    if isinstance(got, NoAnswer):
-        if not (mistake := wrong.named(answer, at, part)):
-            return got.status, got.hint
-        report, _, _ = got.hint.rpartition("\n")  # its last line is what to do, and the mistake's is better
-        return got.status, f"{filled(mistake.hint)}\n\n{report}", mistake
-    right = [results_of_part(one, part) for one in case.right]
-    if all(same(g, r, tolerances) for g, r in zip(got, right, strict=True)):
-        line = next((g[THROUGH_COMM] for g in got if g.get(THROUGH_COMM)), "")
-        return (FAIL, f"{filled(USES_COMM)}\n  {line}") if line else (PASS,)
-    if mistake := wrong.named(answer, at, part):
-        return FAIL, filled(mistake.hint) + _seen(got, part), mistake
-    is_fixed = wrong.exercise.is_fixed
-    slip = "" if is_fixed else named_slip(got, right, tolerances)
-    return FAIL, filled(slip) + "\n" * bool(slip) + difference(got, right, tolerances, is_fixed) + _seen(got, part)
+def _generator(seed: int, ranks: int) -> torch.Generator:
+    """For the inputs of a case: its numbers depend on the seed and on the number of ranks."""
+    return torch.Generator().manual_seed(random.Random(f"{seed} {ranks}").getrandbits(62))
 
 
-def _share(exercise: Exercise, case: CaseRun, answer: int, part: str) -> float:
+def _verdict(wrong: WrongPrograms, answer: int, at: int, part: str) -> CaseVerdict:
+    """The verdict on an answer, by its number, in a part of the case with number `at`."""
+    case, exercise = wrong.cases[at], wrong.exercise
+    name = _name(len(case.inputs), part)
+    results = case.outcomes[answer]
+    if isinstance(results, NoAnswer):
+        mistake = wrong.named(answer, at, part)
+        return CaseVerdict(name, results.status, _hint_without_results(results, mistake), mistake)
+    right = [results_of_part(of_rank, part) for of_rank in case.right]
+    share = _share(exercise, results, right)
+    if _all_same(results, right, exercise):
+        line = _line_through_comm(results)
+        if line:
+            return CaseVerdict(name, FAIL, f"{filled(USES_COMM)}\n  {line}", share=share)
+        return CaseVerdict(name, PASS, share=share)
+    mistake = wrong.named(answer, at, part)
+    said = filled(mistake.hint) if mistake else _unnamed(exercise, results, right)
+    return CaseVerdict(name, FAIL, said + _seen(results, part), mistake, share)
+
+
+def _hint_without_results(outcome: NoAnswer, mistake: Mistake | None) -> str:
+    """Why an answer returned nothing, below the mistake that it has made, if that is known."""
+    if not mistake:
+        return outcome.hint
+    report, _, _ = outcome.hint.rpartition("\n")  # its last line is what to do, and the mistake's is better
+    return f"{filled(mistake.hint)}\n\n{report}"
+
+
+def _all_same(results: list[Data], right: list[Data], exercise: Exercise) -> bool:
+    """Whether each rank's results are right."""
+    ranks = zip(results, right, strict=True)
+    return all(same(of_rank, right_there, exercise.tolerances) for of_rank, right_there in ranks)
+
+
+def _line_through_comm(results: list[Data]) -> str:
+    """The first line of the answer that calls `lib.comm`, where the exercise listens to that; or ""."""
+    for of_rank in results:
+        line = of_rank.get(THROUGH_COMM)
+        if line:
+            return line
+    return ""
+
+
+def _unnamed(exercise: Exercise, results: list[Data], right: list[Data]) -> str:
+    """What is said of wrong results that no listed mistake explains: a slip, if it is one, and what differs first."""
+    differs = difference(results, right, exercise.tolerances, exercise.is_fixed)
+    if exercise.is_fixed:
+        return differs
+    slip = named_slip(results, right, exercise.tolerances)
+    return f"{filled(slip)}\n{differs}" if slip else differs
+
+
+def _share(exercise: Exercise, results: list[Data], right: list[Data]) -> float:
     """The fraction of the sizes that are right, where one process calls an answer with several.
 
     A table of findings has no sizes: a guess may be right. Nor has an answer that returns the same for each.
     """
-    got = case.outcomes[answer]
-    if isinstance(got, NoAnswer) or len(got) > 1 or exercise.is_fixed:
+    if len(results) > 1 or exercise.is_fixed:
         return 0.0
-    size = re.compile(rf"(?:{re.escape(exercise.title)}\(.*\)|\w+ (?:\d+|[A-Z])|\d+ \w+)(?=: |\[|$)", re.DOTALL)
-    found: dict[str, Data] = defaultdict(dict)
-    for name, value in results_of_part(case.right[0], part).items():
-        if not (of := size.match(name)):
-            return 0.0
-        found[of[0]][name] = value
-    returned = {repr([got[0].get(name) for name in names]) for names in found.values()}
-    if len(returned) < 2:
+    (returned,), (expected,) = results, right
+    of_sizes = _by_size(exercise, expected)
+    different = {repr([returned.get(name) for name in of_size]) for of_size in of_sizes}
+    if len(different) < 2:
         return 0.0
-    return sum(same(got[0], right, exercise.tolerances) for right in found.values()) / len(found)
+    return sum(same(returned, of_size, exercise.tolerances) for of_size in of_sizes) / len(of_sizes)
+
+
+def _by_size(exercise: Exercise, expected: Data) -> list[Data]:
+    """The expected results of each size, which the name of a result begins with; none if a result has no size.
+
+    The beginning is a call, `shard(10, 4)`, or a word and a number or letter: `rank 3`, `run B`, `4 ranks`.
+    """
+    begin = re.compile(rf"(?:{re.escape(exercise.title)}\(.*\)|\w+ (?:\d+|[A-Z])|\d+ \w+)(?=: |\[|$)", re.DOTALL)
+    of_size: dict[str, Data] = defaultdict(dict)
+    for name, value in expected.items():
+        size = begin.match(name)
+        if not size:
+            return []
+        of_size[size[0]][name] = value
+    return [*of_size.values()]
 
 
 def cases_of(exercise: Exercise) -> list[tuple[int, str]]:
@@ -148,7 +185,9 @@ def dealt(points: float, count: int) -> list[float]:
 
 
 def _name(ranks: int, part: str) -> str:
-    return part or (f"{ranks} ranks" if ranks > 1 else "several sizes")
+    if part:
+        return part
+    return f"{ranks} ranks" if ranks > 1 else "several sizes"
 
 
 def new_seed() -> int:
@@ -156,14 +195,19 @@ def new_seed() -> int:
 
 
 def _right(exercise: Exercise, inputs: list[Data]) -> list[Data]:
+    """The right results of each rank."""
     if exercise.reference:
         return exercise.reference(inputs)
-    (got,) = in_ranks(exercise, exercise.right[:1], inputs)
-    if isinstance(got, NoAnswer):
-        raise RuntimeError(f"the right answer to {exercise.id} does not run: {got.hint}")
-    return got
+    (outcome,) = in_ranks(exercise, exercise.right[:1], inputs)
+    if isinstance(outcome, NoAnswer):
+        raise RuntimeError(f"the right answer to {exercise.id} does not run: {outcome.hint}")
+    return outcome
 
 
-def _seen(got: list[Data], part: str) -> str:
+def _seen(results: list[Data], part: str) -> str:
     """The text that a rank returns for the reader, for the full exercise or for one part."""
-    return next((f"\n\n{found[part + SEEN]}" for found in got if found.get(part + SEEN)), "")
+    for of_rank in results:
+        text = of_rank.get(part + SEEN)
+        if text:
+            return f"\n\n{text}"
+    return ""

@@ -13,26 +13,36 @@ def kept_bytes(kept: Any) -> dict[torch.dtype, int]:
 
     Scalars, such as a number of steps, do not count, and neither does a gradient that a parameter has.
     """
-    storages = {x.untyped_storage().data_ptr(): x for x in _tensors(kept) if x.is_floating_point() and x.numel() > 1}
-    found: dict[torch.dtype, int] = {}
-    for x in storages.values():
-        found[x.dtype] = found.get(x.dtype, 0) + x.untyped_storage().nbytes()
-    return found
+    of_storage: dict[int, Tensor] = {}  # address -> a tensor in it
+    for tensor in _tensors(kept):
+        if tensor.is_floating_point() and tensor.numel() > 1:
+            of_storage[_address(tensor)] = tensor
+    total: dict[torch.dtype, int] = {}
+    for tensor in of_storage.values():
+        total[tensor.dtype] = total.get(tensor.dtype, 0) + tensor.untyped_storage().nbytes()
+    return total
 
 
 def saved_bytes(y: Tensor, *but: Tensor) -> int:
     """Bytes that the autograd function of y keeps for backward, saved or put on its context, without these tensors."""
     function = getattr(y, "grad_fn", None)
     of_context = [getattr(function, "saved_tensors", ()), getattr(function, "__dict__", {})]
-    known = {x.untyped_storage().data_ptr() for x in but}
-    return sum(kept_bytes([x for x in _tensors(of_context) if x.untyped_storage().data_ptr() not in known]).values())
+    known = {_address(tensor) for tensor in but}
+    saved = [tensor for tensor in _tensors(of_context) if _address(tensor) not in known]
+    return sum(kept_bytes(saved).values())
+
+
+def _address(tensor: Tensor) -> int:
+    """Where its storage begins: that of a view is that of the whole."""
+    return tensor.untyped_storage().data_ptr()
 
 
 def _tensors(kept: Any) -> list[Tensor]:
+    """The tensors in dicts, lists, tuples and optimizers, at any depth."""
     if isinstance(kept, torch.optim.Optimizer):
         kept = [kept.state, kept.param_groups]
     if isinstance(kept, dict):
         kept = [*kept.keys(), *kept.values()]
     if isinstance(kept, (list, tuple)):
-        return [x for one in kept for x in _tensors(one)]
+        return [tensor for item in kept for tensor in _tensors(item)]
     return [kept] if torch.is_tensor(kept) else []

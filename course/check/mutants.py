@@ -32,14 +32,21 @@ def mutants(solution: Edited) -> Iterator[tuple[str, Edited]]:
         if changed not in seen and _parses(changed):
             seen.add(changed)
             yield what, replace(solution, text=changed)
-    (program,) = (d for d in ast.parse(text).body if getattr(d, "name", "") == solution.expression)
+    (program,) = [d for d in ast.parse(text).body if getattr(d, "name", "") == solution.expression]
     if isinstance(program, ast.FunctionDef):
-        names = [a.arg for a in (*program.args.posonlyargs, *program.args.args)]
-        for name in (name for name in names if name not in NOT_DATA):
-            for what, rest in FORGOTTEN.items():
-                given = ", ".join(one + rest * (one == name) for one in names)
-                call = f"lambda {', '.join(names)}: {solution.expression}({given})"
-                yield f"{what} of {name} forgotten", replace(solution, text="", expression=call)
+        yield from _of_arguments(solution, program)
+
+
+def _of_arguments(solution: Edited, program: ast.FunctionDef) -> Iterator[tuple[str, Edited]]:
+    """The solution, called without the first or the last of one of its arguments."""
+    names = [argument.arg for argument in (*program.args.posonlyargs, *program.args.args)]
+    for k, name in enumerate(names):
+        if name in NOT_DATA:
+            continue
+        for what, rest in FORGOTTEN.items():
+            given = [*names[:k], name + rest, *names[k + 1 :]]
+            call = f"lambda {', '.join(names)}: {solution.expression}({', '.join(given)})"
+            yield f"{what} of {name} forgotten", replace(solution, text="", expression=call)
 
 
 def written(mutant: Edited, solution: Edited) -> str:
@@ -47,14 +54,12 @@ def written(mutant: Edited, solution: Edited) -> str:
     if not mutant.text:
         return mutant.expression
     old, new = solution.text.splitlines(), mutant.text.splitlines()
-    pairs = (
-        (old[i:j], new[k:m])
-        for tag, i, j, k, m in SequenceMatcher(None, old, new, autojunk=False).get_opcodes()
-        if tag != "equal"
-    )
-    return "\n".join(
-        f"{o.strip()} => {n.strip()}" for before, after in pairs for o, n in zip(before, after, strict=True)
-    )
+    edits = []
+    for tag, i, j, k, m in SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
+        if tag != "equal":
+            for before, after in zip(old[i:j], new[k:m], strict=True):
+                edits.append(f"{before.strip()} => {after.strip()}")
+    return "\n".join(edits)
 
 
 def _slips(tree: ast.AST) -> Iterator[tuple[str, list[_Change]]]:
@@ -65,8 +70,7 @@ def _slips(tree: ast.AST) -> Iterator[tuple[str, list[_Change]]]:
                 yield f"{factor} times", [(node, f"({factor} * ({{}}))")]
         if isinstance(node, ast.Constant) and isinstance(inside, ast.BinOp) and type(node.value) in (int, float):
             if node.value > 1:
-                less = node.value - (max(1, node.value // 10) if node.value == int(node.value) else node.value / 10)
-                yield "a number too small", [(node, f"{less:g}")]
+                yield "a number too small", [(node, f"{_a_tenth_less(node.value):g}")]
         if isinstance(node, ast.Call):
             yield from _of_call(node, inside)
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div) and _name(node.right) in SIZES:
@@ -76,6 +80,13 @@ def _slips(tree: ast.AST) -> Iterator[tuple[str, list[_Change]]]:
         if isinstance(node, (ast.For, ast.comprehension)):
             for what, rest in FORGOTTEN.items():
                 yield f"{what} forgotten", [(node.iter, f"[*({{}})]{rest}")]
+
+
+def _a_tenth_less(number: float) -> float:
+    """Of a whole number, a whole number: at least 1 less."""
+    if number == int(number):
+        return number - max(1, number // 10)
+    return number - number / 10
 
 
 def _of_call(node: ast.Call, inside: ast.AST) -> Iterator[tuple[str, list[_Change]]]:

@@ -30,17 +30,22 @@ def place() -> Path:
 
 def _found() -> dict[Path, dict]:
     """The record, and also that from before the Drive was mounted; a file that cannot be read stays unchanged."""
-    found: dict[Path, dict] = {}
-    for path in (place(), *[_BOOK / FILE] * (place().parent == _DRIVE)):
+    paths = [place()]
+    if place().parent == _DRIVE:
+        paths.append(_BOOK / FILE)
+    records: dict[Path, dict] = {}
+    for path in paths:
         with contextlib.suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
             entries = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-            found[path] = {i: entry for i, entry in entries.items() if _part(entry) >= 0}
-    return found
+            records[path] = {i: entry for i, entry in entries.items() if _part(entry) >= 0}
+    return records
 
 
 def _best(*records: dict) -> dict[str, Any]:
     """The best entry of each exercise; of two that are equal, the later one."""
-    return dict(sorted((item for one in records for item in one.items()), key=lambda item: _part(item[1])))
+    entries = [item for record in records for item in record.items()]
+    entries.sort(key=lambda item: _part(item[1]))
+    return dict(entries)  # of several for an exercise, the last
 
 
 def keep(exercise: Exercise, points: float, met: Iterable[str] = ()) -> None:
@@ -51,9 +56,11 @@ def keep(exercise: Exercise, points: float, met: Iterable[str] = ()) -> None:
     mistakes = _met.setdefault(exercise.id, met_in(exercise))
     mistakes |= set(met)
     new = {"points": points, "max": exercise.points, "when": time.strftime("%Y-%m-%d %H:%M")}
-    best = _best(*(found := _found()).values(), {exercise.id: new})  # a homework has different points
-    best[exercise.id] = best[exercise.id] | ({"met": sorted(mistakes)} if mistakes else {})
-    for path in found:  # all of them: the next session may not mount the Drive
+    records = _found()
+    best = _best(*records.values(), {exercise.id: new})  # a homework has different points
+    if mistakes:
+        best[exercise.id] = best[exercise.id] | {"met": sorted(mistakes)}
+    for path in records:  # all of them: the next session may not mount the Drive
         with contextlib.suppress(OSError):
             path.write_text(json.dumps(best, indent=1, sort_keys=True) + "\n", encoding="utf-8")
 
@@ -65,10 +72,13 @@ def kept() -> dict[str, float]:
 
 def met_in(exercise: Exercise) -> set[str]:
     """The mistakes, by their sentences, that answers to this exercise had: in this process, or by the record."""
-    listed = (entry.get("met", []) for one in _found().values() if (entry := one.get(exercise.id)))
-    return _met.get(exercise.id, set()) | {
-        x for met in listed if isinstance(met, list) for x in met if type(x) is str
-    }
+    mistakes = {*_met.get(exercise.id, ())}
+    for record in _found().values():
+        entry = record.get(exercise.id)
+        met = entry.get("met", []) if entry else []
+        if isinstance(met, list):  # the file may have been changed by hand
+            mistakes |= {mistake for mistake in met if type(mistake) is str}
+    return mistakes
 
 
 def _part(entry: Any) -> float:
@@ -80,10 +90,11 @@ def next_to_do(done: dict[str, float]) -> Exercise | None:
     """The first exercise that is not done; a chapter with a checked exercise comes first."""
     from course.check.catalogue import EXERCISES  # a check imports one exercise, and not all
 
-    begun = {i[:2] for i in done}
+    begun = {i[:2] for i in done}  # chapters
     left = [i for i in EXERCISES if done.get(i, 0) < 1]
-    chosen = next((i for i in left if i[:2] in begun), left[0] if left else None)
-    return EXERCISES[chosen] if chosen else None
+    of_begun = [i for i in left if i[:2] in begun]
+    first, *_ = [*of_begun, *left, None]
+    return EXERCISES[first] if first else None
 
 
 def all_chapters() -> str:

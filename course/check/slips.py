@@ -22,52 +22,70 @@ FACTORS = (-1, 2, 1 / 2, 3, 4, 1 / 4, 8, 1 / 8, 100, 1 / 100, 1e3, 1e-3, 1024, 1
 
 def named_slip(got: list[Data], expected: list[Data], tolerances: Tolerances = MappingProxyType({})) -> str:
     """The sentence for the slip that makes of the expected results those that were found; "" if none does."""
-    wrong = {
-        name: None  # in order
-        for g, w in zip(got, expected, strict=True)
-        for name, x in w.items()
-        if not same(g, {name: x}, tolerances)
-    }
-    if words := _precision(got, expected, wrong):
-        return words
+    wrong = _wrong_names(got, expected, tolerances)
+    sentence = _precision(got, expected, wrong)
+    if sentence:
+        return sentence
     for words, changed in slips(len(expected)):
         try:
-            slipped = [{name: changed(x) for name, x in w.items() if name in wrong} for w in expected]
+            slipped = [_changed(of_rank, wrong, changed) for of_rank in expected]
         except TypeError:  # of a word, or of a list that has no end
             continue
-        if all(same(g, s) for g, s in zip(got, slipped, strict=True)):
-            return f"{_which(wrong, {name: None for w in expected for name in w})} {words}."
+        if all(same(results, as_slipped) for results, as_slipped in zip(got, slipped, strict=True)):
+            names = {name for of_rank in expected for name in of_rank}
+            return f"{_which(wrong, names)} {words}."
     return ""
+
+
+def _wrong_names(got: list[Data], expected: list[Data], tolerances: Tolerances) -> list[str]:
+    """The names of the results that are wrong on some rank, each once, in order."""
+    wrong: dict[str, None] = {}
+    for results, right in zip(got, expected, strict=True):
+        for name, value in right.items():
+            if not same(results, {name: value}, tolerances):
+                wrong[name] = None
+    return [*wrong]
+
+
+def _changed(right: Data, names: Collection[str], change: Callable[[Any], Any]) -> Data:
+    """The right results with these names, each changed."""
+    return {name: change(value) for name, value in right.items() if name in names}
 
 
 def _which(wrong: Collection[str], judged: Collection[str]) -> str:
     """Subject of a sentence about the wrong results, which never means a right one."""
     if len(wrong) == 1:
-        return f"The value of {next(iter(wrong))} is"
-    return "Each value is" if len(wrong) == len(judged) else f"Each of the {len(wrong)} values that are wrong is"
+        (name,) = wrong
+        return f"The value of {name} is"
+    if len(wrong) == len(judged):
+        return "Each value is"
+    return f"Each of the {len(wrong)} values that are wrong is"
 
 
 def _precision(got: list[Data], expected: list[Data], wrong: Collection[str]) -> str:
     """The sentence for results that are right, but for the digits that float32 has lost."""
-    found = [
-        (name, *pair)
-        for g, w in zip(got, expected, strict=True)
-        for name in wrong
-        if name in w
-        for pair in tensor_pairs(g.get(name), w[name])
-    ]
-    if not found or not all(same_in_float32(have, right) for _, have, right in found):
+    pairs = []  # name of a result, a tensor in it, the right one
+    for results, right_ones in zip(got, expected, strict=True):
+        for name in wrong:
+            if name in right_ones:
+                pairs += [(name, *pair) for pair in tensor_pairs(results.get(name), right_ones[name])]
+    if not pairs or not all(same_in_float32(have, right) for _, have, right in pairs):
         return ""
-    for name, have, right in found:
+    for name, have, right in pairs:
         if have.dtype != right.dtype:
-            is_now, must_be = (str(x.dtype).removeprefix("torch.") for x in (have, right))
+            is_now, must_be = _dtype(have), _dtype(right)
             return f"Your tensor is {is_now}: {name} must be {must_be}, like what was given. {BY_DEFAULT}"
-    name, have, right = next(one for one in found if not torch.equal(*one[1:]))
+    differing = [pair for pair in pairs if not torch.equal(pair[1], pair[2])]
+    name, have, right = differing[0]
     if torch.equal(have, right.float().to(right.dtype)):
         return f"Your tensor is float32 on the way, and half of the digits are lost: {name}. {BY_DEFAULT}"
     if same({"": have}, {"": right}):
         return f"{name}: right in nine digits, and not in all. What is only moved keeps each bit."
     return f"{name}: right in six digits, and not in nine. Is a tensor float32 on the way? {BY_DEFAULT}"
+
+
+def _dtype(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
 
 
 def slips(ranks: int) -> Iterator[tuple[str, Callable[[Any], Any]]]:
@@ -92,15 +110,17 @@ def slips(ranks: int) -> Iterator[tuple[str, Callable[[Any], Any]]]:
 def _all(change: Callable, x: Any) -> Any:
     """Each number of a value."""
     if isinstance(x, (list, tuple)):
-        return [_all(change, one) for one in x]
+        return [_all(change, item) for item in x]
     if isinstance(x, dict):
-        return {name: _all(change, one) for name, one in x.items()}
+        return {name: _all(change, item) for name, item in x.items()}
     if isinstance(x, bool) or not isinstance(x, (int, float, Tensor)):
         raise TypeError
     return change(x)
 
 
 def _ends(kept: slice, x: Any) -> Any:
-    if not isinstance(x, (list, tuple, Tensor)) or isinstance(x, Tensor) and not x.dim() or len(x) < 2:
+    """A list, or the rows of a tensor, without the first or the last."""
+    is_scalar = isinstance(x, Tensor) and x.dim() == 0
+    if not isinstance(x, (list, tuple, Tensor)) or is_scalar or len(x) < 2:
         raise TypeError
     return x[kept]

@@ -31,9 +31,11 @@ def watch_cells(ipython: Any) -> None:
 
     def begins(info: Any) -> None:
         _begun.clear()
-        for name in _defined(re.sub(r"\A\s*%%(time|capture).*", "", info.raw_cell), ipython.transform_cell):
-            if isinstance(x := ipython.user_ns.get(name), (FunctionType, type)):  # others may be large
-                _begun[name] = x
+        text = re.sub(r"\A\s*%%(time|capture).*", "", info.raw_cell)
+        for name in _defined(text, ipython.transform_cell):
+            value = ipython.user_ns.get(name)
+            if isinstance(value, (FunctionType, type)):  # others may be large
+                _begun[name] = value
 
     def ends(result: Any) -> None:
         error = result and (result.error_before_exec or result.error_in_exec)
@@ -51,15 +53,17 @@ def watch_cells(ipython: Any) -> None:
 
 def sentence(answer: Callable) -> str:
     """Which cell failed, if the answer or a function that it uses is stale; else ""."""
-    found: list[Any] = [answer]
-    for one in found:  # the list grows by what this one uses
-        if name := next((name for name, (x, _) in _stale.items() if x is one), ""):
-            return (
-                f"The last cell that defines {name} failed{_stale[name][1]}, so {name} is still the earlier version: "
-                "correct that cell and run it, then check again."
-            )
-        if isinstance(one, FunctionType) and one.__module__ == "__main__":
-            found += [x for x in map(one.__globals__.get, _globals(one.__code__)) if callable(x) and x not in found]
+    used: list[Any] = [answer]
+    for function in used:  # the list grows by what this one uses
+        for name, (earlier, error) in _stale.items():
+            if function is earlier:
+                return (
+                    f"The last cell that defines {name} failed{error}, so {name} is still the earlier version: "
+                    "correct that cell and run it, then check again."
+                )
+        if isinstance(function, FunctionType) and function.__module__ == "__main__":
+            values = [function.__globals__.get(name) for name in _globals(function.__code__)]
+            used += [value for value in values if callable(value) and value not in used]
     return ""
 
 

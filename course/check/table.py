@@ -37,14 +37,19 @@ def findings(
         ValueError: a mistake in a row or column that does not exist, one that is right, or two without `or` between.
     """
     table = {name: tuple(entry) if columns else (entry,) for name, entry in right.items()}
-    names = {name: [f"{row} {name}: {column}" for column in columns] or [f"{row} {name}"] for name in table}
-
-    right_ones = {n: x for name in table for n, x in zip(names[name], table[name], strict=True)}
-    as_written = {x.lower(): x for x in right_ones.values() if isinstance(x, str)}
+    names: dict[str, list[str]] = {}  # row -> the name of each of its entries
+    right_ones: dict[str, Any] = {}  # name of an entry -> the right one
+    for name, entries_of_row in table.items():
+        names[name] = [f"{row} {name}: {column}" for column in columns] or [f"{row} {name}"]
+        right_ones |= zip(names[name], entries_of_row, strict=True)
+    as_written = {entry.lower(): entry for entry in right_ones.values() if isinstance(entry, str)}
 
     def shown(entry: Any) -> Any:
+        """An entry as the table has it; None as a word, because None is also an entry that is not there."""
         entry = word(entry)
-        return "None" if entry is None else as_written.get(entry, entry) if isinstance(entry, str) else entry
+        if entry is None:
+            return "None"
+        return as_written.get(entry, entry) if isinstance(entry, str) else entry
 
     def body(answer: Callable, group: Any, given: Data) -> Data:
         result = answer()
@@ -60,29 +65,36 @@ def findings(
 
     def answer(wrong: str = "", entry: Any = None) -> Callable:
         """The right table, but for this entry."""
-        rows = [[entry if n == wrong else right_ones[n] for n in of_row] for of_row in names.values()]
-        return lambda: rows if columns else [x for (x,) in rows]
+        changed = right_ones | {wrong: entry}
+        rows = [[changed[name] for name in of_row] for of_row in names.values()]
+        return lambda: rows if columns else [only for (only,) in rows]
+
+    def in_other_type(entry: Any) -> Any:
+        if isinstance(entry, str):
+            return entry.swapcase()
+        return float(entry) if entry else entry
 
     def in_other_types() -> tuple:
-        return tuple(
-            tuple(x.swapcase() if isinstance(x, str) else x and float(x) for x in xs) for xs in table.values()
-        )
+        return tuple(tuple(map(in_other_type, of_row)) for of_row in table.values())
 
     def mistake(hint: str, repair: str, place: str, written: str) -> Mistake:
-        (name, _, column), entry = place.partition(" "), ast.literal_eval(written)
-        whole = f"{row} {name}" + f": {column}" * bool(column)
-        if right_ones.get(whole, entry) == entry:
+        name, _, column = place.partition(" ")
+        entry = ast.literal_eval(written)
+        of_entry = f"{row} {name}: {column}" if column else f"{row} {name}"
+        if right_ones.get(of_entry, entry) == entry:
             raise ValueError(f"{place}: {written} is no mistake: the right entries are {right_ones}")
-        hint, repair = (said.replace("{}", str(entry)) for said in (hint, repair))
-        return Mistake(f"{row} {name}: {hint}", answer(whole, entry), (whole,), repair=repair)
+        hint = hint.replace("{}", str(entry))
+        repair = repair.replace("{}", str(entry))
+        return Mistake(f"{row} {name}: {hint}", answer(of_entry, entry), (of_entry,), repair=repair)
 
     def mistakes() -> Iterator[Mistake]:
-        for alternatives, hint, repair in entries(listed):
-            for lines in alternatives:
+        for wrong_entries, hint, repair in entries(listed):
+            for lines in wrong_entries:
                 if len(lines) > 1:
                     raise ValueError(f"{lines[1]}: write `or` above it")
                 place, _, wrong = lines[0].partition(": ")
-                yield from (mistake(hint, repair, place, written) for written in wrong.split(" | "))
+                for written in wrong.split(" | "):
+                    yield mistake(hint, repair, place, written)
 
     return Exercise(
         id=number,

@@ -13,7 +13,7 @@ import torch
 from torch import distributed as dist
 
 from course import check as checks
-from course.check import check, find, naming, progress, record, running, verdict
+from course.check import check, find, hints, progress, record, running, verdict
 from course.check.__main__ import main
 from course.check.catalogue import EXERCISES
 from course.check.cells import NotebookError
@@ -296,7 +296,7 @@ def test_wrong_programs_run_a_few_at_a_time_and_in_a_later_case_the_known_one_fi
         ran.append(len(programs))
         return in_ranks(exercise, programs, inputs)
 
-    monkeypatch.setattr(naming, "in_ranks", counted)
+    monkeypatch.setattr(hints, "in_ranks", counted)
     exercise = replace(ADDS, ranks=(2, 3, 4), mistakes=tuple(named(k) for k in range(1, 14)))
     for k, runs in ((2, [4, 1, 1]), (6, [4, 8, 1, 1]), (99, [4, 8, 1])):
         ran.clear()
