@@ -11,8 +11,9 @@ from lib.pipeline.schedules.zero_bubble import zb_h1, zb_v
 from lib.pipeline.simulate import Costs, simulate
 
 
-@pytest.mark.parametrize("schedule", [one_f_one_b(3, 3), zb_h1(4, 2), interleaved(2, 2, 2)], ids=lambda s: s.name)
-def test_an_arrow_for_each_message_from_row_to_row(schedule):
+@pytest.mark.parametrize(("make", "sizes"), [(one_f_one_b, (3, 3)), (zb_h1, (4, 2)), (interleaved, (2, 2, 2))])
+def test_an_arrow_for_each_message_from_row_to_row(make, sizes):
+    schedule = make(*sizes)
     svg = draw_messages(schedule, title="t", alt="a").svg
     (path,) = re.findall(r'<path d="([^"]*)" fill="none" stroke-width="2"', svg)
     arrows = re.findall(r"M[\d.]+ ([\d.]+)V([\d.]+)", path)

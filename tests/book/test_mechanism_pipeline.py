@@ -12,7 +12,6 @@ from lib.pipeline.schedules.zero_bubble import zb_h1
 from lib.pipeline.simulate import Costs, simulate
 
 COSTS = Costs(1, 1, 1)
-TIMELINES = {schedule.name: simulate(schedule) for schedule in (gpipe(4, 6), one_f_one_b(4, 6))}
 
 
 @pytest.fixture(scope="module")
@@ -20,13 +19,18 @@ def both():
     return play_trays(4, 6)
 
 
+@pytest.fixture(scope="module")
+def timelines():
+    return {schedule.name: simulate(schedule) for schedule in (gpipe(4, 6), one_f_one_b(4, 6))}
+
+
 def tray(things, schedule: str, rank: int) -> list[str]:
     return [thing.words for name, thing in things.items() if name.startswith(f"{schedule} kept {rank} ")]
 
 
-def test_trays_hold_what_the_simulator_keeps_and_a_frame_what_they_have_held(both):
+def test_trays_hold_what_the_simulator_keeps_and_a_frame_what_they_have_held(both, timelines):
     moments = both.scenes[0].frames
-    for name, timeline in TIMELINES.items():
+    for name, timeline in timelines.items():
         for rank in range(4):
             most = 0
             for things in moments:
@@ -34,11 +38,11 @@ def test_trays_hold_what_the_simulator_keeps_and_a_frame_what_they_have_held(bot
                 frame = things.get(f"{name} most {rank}")
                 assert (frame.width - 2) / 17 == most if frame else not most
             assert most == timeline.peak(rank), (name, rank)
-    assert [tray(moments[-1], name, 0) for name in TIMELINES] == [[], []], "all has come back"
+    assert [tray(moments[-1], name, 0) for name in timelines] == [[], []], "all has come back"
 
 
-def test_bars_end_where_the_simulator_has_them(both):
-    last, timeline = both.scenes[0].frames[-1], TIMELINES["1F1B"]
+def test_bars_end_where_the_simulator_has_them(both, timelines):
+    last, timeline = both.scenes[0].frames[-1], timelines["1F1B"]
     ends = {slot.action: slot.end for slot in timeline.compute}
     bars = {action: last[f"1F1B {action}"] for action in ends}
     left = min(bar.x for bar in bars.values())
@@ -47,8 +51,8 @@ def test_bars_end_where_the_simulator_has_them(both):
         assert bars[action].x + bars[action].width + 2 == pytest.approx(left + end * unit), action
 
 
-def test_idle_time_is_counted_while_it_happens(both):
-    for name, timeline in TIMELINES.items():
+def test_idle_time_is_counted_while_it_happens(both, timelines):
+    for name, timeline in timelines.items():
         for rank in range(4):
             for now, things in enumerate(both.scenes[0].frames):
                 busy = sum(max(0, min(s.end, now) - s.start) for s in timeline.compute if s.rank == rank)
@@ -56,8 +60,8 @@ def test_idle_time_is_counted_while_it_happens(both):
             assert things[f"{name} idle {rank}"].words == f"{timeline.idle(rank):g}"
 
 
-def test_a_message_flies_from_each_bar_to_the_next_rank(both):
-    for name, timeline in TIMELINES.items():
+def test_a_message_flies_from_each_bar_to_the_next_rank(both, timelines):
+    for name, timeline in timelines.items():
         for slot in timeline.compute:
             goes = slot.rank + (1 if slot.action.op == Op.F else -1) in range(4)
             seen = [things.get(f"{name} message {slot.action}") for things in both.scenes[0].frames]
@@ -67,8 +71,8 @@ def test_a_message_flies_from_each_bar_to_the_next_rank(both):
                 assert (there[0][1] < there[1][1]) == (slot.action.op == Op.F), "forwards go down"
 
 
-def test_its_sentences_are_the_simulators(both):
-    g, f = TIMELINES["GPipe"], TIMELINES["1F1B"]
+def test_its_sentences_are_the_simulators(both, timelines):
+    g, f = timelines["GPipe"], timelines["1F1B"]
     assert both.sentences[-1] == (
         f"Both end at {f.makespan:g}, idle {f.bubble:.0%}. GPipe kept 6, 6, 6, 6; 1F1B kept 4, 3, 2, 1."
     )

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tools.mutants import faults, table
 
 TESTS = Path(__file__).resolve().parents[1]
@@ -116,6 +118,24 @@ def test_each_test_is_quick_or_thorough(tmp_path):
     assert (
         ran["quick"] | ran["thorough"] == ran["all"] and not ran["quick"] & ran["thorough"] and len(ran["all"]) == 7
     )
+
+
+REFUSED = """
+from lib.pipeline.schedules.action import Schedule
+def refuse(*_, **__): raise AssertionError("a schedule was made before its test began")
+Schedule.__init__ = refuse
+"""
+
+
+@pytest.mark.slow("it imports hundreds of tests")
+@pytest.mark.thorough("it imports hundreds of tests")
+def test_no_schedule_is_made_before_its_test_begins(tmp_path):
+    """A generator that never ends would keep pytest from starting at all; in a test it is that test's failure."""
+    (tmp_path / "refused.py").write_text(REFUSED)
+    command = [sys.executable, "-m", "pytest", "-p", "refused", "--collect-only", "-q", TESTS / "lib", TESTS / "book"]
+    variables = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(TESTS.parent)])}
+    done = subprocess.run(command, cwd=TESTS.parent, env=variables, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr
 
 
 def test_ci_runs_both_parts():

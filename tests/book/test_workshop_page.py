@@ -23,8 +23,16 @@ from lib.pipeline.schedules.zero_bubble import zb_h1, zb_h2, zb_v
 from lib.pipeline.simulate import Costs
 from tests.book.book_project import BOOK, live_html, load, violations
 
-extension = load("book_workshop")
-WORDS = extension.sentences()
+
+@pytest.fixture(scope="module")
+def extension():
+    """Its import judges schedules."""
+    return load("book_workshop")
+
+
+@pytest.fixture(scope="module")
+def words(extension):
+    return extension.sentences()
 
 
 @pytest.fixture(scope="module")
@@ -152,7 +160,7 @@ def plain_par(par: Par) -> dict:
     return {"numRanks": par.num_ranks, "numMicrobatches": par.num_microbatches, "limit": par.limit, "costs": costs}
 
 
-def ask(page, what: str, asked: list) -> list:
+def ask(page, words: dict, what: str, asked: list) -> list:
     """What the script says of each: `what` is an expression of `of`, its rules, and of `text` and `par`."""
     script = f"""text => {{
         const {{ asked, words }} = JSON.parse(text), of = scheduler(words);
@@ -160,7 +168,7 @@ def ask(page, what: str, asked: list) -> list:
         return JSON.stringify(asked.map(([text, par]) => say(text, of.makePar(par))));
     }}"""
     plain = [(text, plain_par(par)) for text, par in asked]
-    return json.loads(page.evaluate(script, json.dumps({"asked": plain, "words": WORDS})))
+    return json.loads(page.evaluate(script, json.dumps({"asked": plain, "words": words})))
 
 
 SAYS = """(({ headline, error, timeline, score, advice }) => ({
@@ -184,12 +192,12 @@ def same_words(template: str, sentence: str) -> bool:
 
 
 @pytest.mark.thorough("in Python and in the browser")
-def test_a_thousand_random_schedules(page, say):
+def test_a_thousand_random_schedules(page, extension, words, say):
     rng = random.Random(0)
     asked = [some_text(rng, is_right=i % 5 < 2) for i in range(999)]
     asked.append((extension.LATE_FIRST, Par(2, 5, 5)))  # which chance finds too seldom
     kinds, advice = Counter(), Counter()
-    for said, (text, par) in zip(ask(page, SAYS, asked), asked, strict=True):
+    for said, (text, par) in zip(ask(page, words, SAYS, asked), asked, strict=True):
         ours = workshop(text, par)
         assert (said["headline"], said["advice"]) == (ours.headline(), ours.advice), text
         if ours.error:
@@ -206,44 +214,44 @@ def test_a_thousand_random_schedules(page, say):
         assert said["score"]["kept"] == list(score.kept) and said["score"]["inLimit"] == score.in_limit
         assert said["words"] == list(score.words()[:4])
         kinds["right"] += 1
-        advice[next(name for name, words in WORDS["advice"].items() if same_words(words, ours.advice))] += 1
+        advice[next(name for name, said in words["advice"].items() if same_words(said, ours.advice))] += 1
     say(f"schedule.js and lib.pipeline agree on {kinds.total()} schedules: {dict(kinds.most_common())}")
     assert kinds["right"] >= 400 and set(kinds) == {"right", *(fault.name for fault in WHY)}
     assert min(kinds.values()) >= 5, kinds
-    assert set(advice) == set(WORDS["advice"]), advice
+    assert set(advice) == set(words["advice"]), advice
 
 
-def test_par_and_its_scores(page):
+def test_par_and_its_scores(page, words):
     costs = Costs(), Costs(2, 3, 2), Costs(1, 1, 3), Costs(3, 0.5, 1.3)
     pars = [Par(n, m, limit, cost) for n in (1, 2, 4, 8) for m in (1, 3, 8) for limit in (None, 2) for cost in costs]
     what = "({ scores: par.scores.map(of.words), time: par.time, most: par.most, least: [1, 2, 3].map(par.least) })"
-    for said, par in zip(ask(page, what, [("", par) for par in pars]), pars, strict=True):
+    for said, par in zip(ask(page, words, what, [("", par) for par in pars]), pars, strict=True):
         assert said["scores"] == [list(score.words()[:4]) for score in par.scores()], par
         assert (said["time"], said["most"]) == (par.time, par.most)
         assert said["least"] == [par.least(1), par.least(2), par.least(3)]
 
 
-def test_numbers_are_written_as_python_writes_them(page):
+def test_numbers_are_written_as_python_writes_them(page, words):
     rng = random.Random(3)
     numbers = [0, 1, 2.5, 1 / 3, 0.1 + 0.2, 1e-5, 123456.7, 1234567, 1e20, 0.0001, 19.499999999999996, 999999.5]
     numbers += [rng.uniform(0, 10 ** rng.randint(-6, 8)) for _ in range(300)]
     shares = [k / 32 for k in range(33)] + [rng.random() for _ in range(300)]
     script = "([words, x, y]) => [x.map(scheduler(words).g), y.map(scheduler(words).percent)]"
-    said = page.evaluate(script, [WORDS, numbers, shares])
+    said = page.evaluate(script, [words, numbers, shares])
     assert said == [[f"{x:g}" for x in numbers], [f"{x:.1%}" for x in shares]]
 
 
-def test_each_maker_is_pythons(page):
+def test_each_maker_is_pythons(page, words):
     makers = {"naive": naive, "gpipe": gpipe, "oneFOneB": one_f_one_b, "zbH1": zb_h1, "zbH2": zb_h2}
     script = "([words, name, n, m]) => (({ toText, makers }) => toText(makers[name](n, m, 2)))(scheduler(words))"
     for n, m in ((1, 1), (2, 1), (3, 5), (4, 8), (8, 3)):
         for name, make in makers.items():
-            assert page.evaluate(script, [WORDS, name, n, m]) == make(n, m).to_text().strip()
+            assert page.evaluate(script, [words, name, n, m]) == make(n, m).to_text().strip()
     for n, m in ((2, 2), (4, 8)):
-        assert page.evaluate(script, [WORDS, "interleaved", n, m]) == interleaved(n, m, 2).to_text().strip()
+        assert page.evaluate(script, [words, "interleaved", n, m]) == interleaved(n, m, 2).to_text().strip()
 
 
-def test_a_sentence_that_python_says_otherwise_by_now_stops_the_build():
+def test_a_sentence_that_python_says_otherwise_by_now_stops_the_build(extension):
     assert extension.with_holes("1F0 waits from 1 to 1.5.", "1F0", "1", "1.5") == "{0} waits from {1} to {2}."
     with pytest.raises(ValueError, match="does not say 2F0"):
         extension.with_holes("1F0 waits.", "2F0")
@@ -269,7 +277,7 @@ CLIPBOARD = """Object.defineProperty(navigator, "clipboard", { value: { writeTex
 
 
 @pytest.fixture
-def page_at(opened):
+def page_at(opened, extension):
     """The page with its controls, at an address."""
 
     def open_at(address: str = "", width: int = 1280, mode: str = "light", **options):

@@ -45,7 +45,7 @@ from lib.training import loop as train_loop
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 TINY = GPTConfig(context=16, d_model=24, num_layers=4, num_heads=4, num_kv_heads=2, dropout=0.2)
-CONFIG = TrainConfig(model=TINY, steps=6, global_batch=24, dtype="float64", validate_every=3, bucket_bytes=20_000)
+SIZES = {"steps": 6, "global_batch": 24, "dtype": "float64", "validate_every": 3, "bucket_bytes": 20_000}
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -57,7 +57,8 @@ def one_thread():
     torch.set_num_threads(before)
 
 
-def on(config=CONFIG, steps=None, **layout):
+def on(config=None, steps=None, **layout):
+    config = config or TrainConfig(model=TINY, **SIZES)
     return dataclasses.replace(config, steps=steps or config.steps, layout=Layout(**layout))
 
 
@@ -178,7 +179,7 @@ JOURNEYS = [
 @pytest.mark.thorough("each goes through several layouts")
 @pytest.mark.parametrize("model, journey", JOURNEYS)
 def test_each_stage_under_another_layout(model, journey, tmp_path):
-    config, place, resume = dataclasses.replace(CONFIG, model=model), str(tmp_path / "journey"), None
+    config, place, resume = TrainConfig(model=model, **SIZES), str(tmp_path / "journey"), None
     (wanted,) = trained(config, Checkpoints(str(tmp_path / "serial"), 100))
     for steps, layout in zip((2, 3, 5, 6), journey, strict=True):
         reports = trained(on(config, steps, **layout), Checkpoints(place, 100, keep=2, resume=resume))

@@ -31,13 +31,15 @@ ALONE = Group()
 def test_the_mean_may_be_over_weights_and_large_counts():
     """A count in int64 would lose a half, one in float32 the last of 2²⁴ + 1 tokens, one in float16 is infinite."""
 
-    def works(world, shares):
-        weight = shares[world.rank]
-        dtypes = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
-        return [global_mean(torch.tensor(2.0, dtype=dtype), weight, world).item() for dtype in dtypes]
+    cases = [2.5, 0, 0.75], [0.25, 0, torch.tensor(0.125)], [2**24, 0, 1], [60_000, 0, 60_000]
+    dtypes = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
-    for shares in ([2.5, 0, 0.75], [0.25, 0, torch.tensor(0.125)], [2**24, 0, 1], [60_000, 0, 60_000]):
-        for means in run(works, 3, shares):
+    def works(world):
+        twos = [torch.tensor(2.0, dtype=dtype) for dtype in dtypes]
+        return [[global_mean(two, shares[world.rank], world).item() for two in twos] for shares in cases]
+
+    for of_rank in run(works, 3):
+        for shares, means in zip(cases, of_rank, strict=True):
             assert means == pytest.approx([2 / float(sum(shares))] * 4, rel=1e-7)
             assert means[0] == pytest.approx(2 / float(sum(shares)), rel=1e-15)
 

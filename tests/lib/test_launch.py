@@ -428,6 +428,11 @@ ODD_PLACES = """
 """
 
 
+# There Python's own resource tracker cannot import `socket` in a folder that is gone (python/cpython#130932). It prints
+# so, twice, and runs go on without it.
+TRACKER_COMPLAINS = (3, 13) <= sys.version_info < (3, 13, 3)
+
+
 @pytest.mark.thorough("a process that imports torch")
 def test_a_script_in_an_odd_place(tmp_path):
     """It is in no folder, temporary files are in one whose name no socket takes, no stdout, and a path that is none."""
@@ -438,7 +443,8 @@ def test_a_script_in_an_odd_place(tmp_path):
         [sys.executable, tmp_path / "script.py", "argument"], cwd=tmp_path, capture_output=True, text=True,
         env=os.environ | {"PYTHONPATH": str(ROOT), "TMPDIR": str(long)},
     )  # fmt: skip
-    assert (done.stdout, done.stderr) == ("True\n", "")
+    assert done.stdout == "True\n", done.stderr
+    assert done.stderr == "" or TRACKER_COMPLAINS
 
 
 # ---- the parent is a notebook ---------------------------------------------------------------------------------------

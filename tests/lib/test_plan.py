@@ -205,6 +205,19 @@ def test_the_peak_of_a_step_on_every_rank(degrees, zeros, schedules):
     assert not wrong_peaks(SMALL, layouts(degrees, zeros, SMALL, schedules=schedules, order=order))
 
 
+def test_the_peak_where_weight_gradients_of_row_layers_wait():
+    """Until then I keeps the input of the layer and the gathered gradient of its output.
+
+    So many blocks that both are more bytes than the messages that `off` allows.
+    """
+    model = dataclasses.replace(SMALL, num_layers=5)
+    cells = [
+        Layout(1, 2, 2, schedule=schedule, stages_per_rank=per_rank, microbatches=2, sequence_parallel=True)
+        for schedule, per_rank in (("zb-h1", 1), ("zb-v", 2))
+    ]
+    assert not wrong_peaks(model, cells)
+
+
 def wrong_peaks(model, cells, tries=3):
     """What differs in each of the tries: rarely, a thread of gloo holds the tensors of a finished sum for longer."""
     found = {}

@@ -27,7 +27,7 @@ from lib.training import loop as train_loop
 from tests.on_time import on_time
 
 TINY = GPTConfig(context=16, d_model=24, num_layers=3, num_heads=2, dropout=0.1)
-CONFIG = TrainConfig(model=TINY, steps=4, global_batch=24, dtype="float64", validate_every=2, bucket_bytes=20_000)
+SIZES = {"steps": 4, "global_batch": 24, "dtype": "float64", "validate_every": 2, "bucket_bytes": 20_000}
 FLAGS = "--context 16 --d-model 24 --num-layers 3 --num-heads 2 --steps 4 --global-batch 24 --dtype float64"
 FLAGS += " --validate-every 2"
 
@@ -35,13 +35,17 @@ FLAGS += " --validate-every 2"
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
+def config_of(model=TINY, **others):
+    return TrainConfig(model=model, **SIZES | others)
+
+
 @pytest.fixture(scope="module")
 def serial():
-    return train(Group(), CONFIG, quiet=True)
+    return train(Group(), config_of(), quiet=True)
 
 
-def on(config, **layout):
-    return dataclasses.replace(config, layout=Layout(**layout))
+def on(**layout):
+    return config_of(layout=Layout(**layout))
 
 
 def same(a, b):
@@ -68,7 +72,7 @@ LAYOUTS = [
 @pytest.mark.thorough("up to four ranks", keep=2)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_the_same_run_whatever_the_layout(serial, layout):
-    config = on(CONFIG, **layout)
+    config = on(**layout)
     reports = run(train, config.layout.num_ranks, config, True)
     assert len(serial["losses"]) == 4 and len(serial["validation"]) == 3
     assert serial["losses"] == sorted(serial["losses"], reverse=True)
@@ -93,7 +97,7 @@ def test_the_same_run_whatever_the_layout(serial, layout):
 def test_the_first_loss_is_that_of_the_plain_model_on_this_text():
     """Elsewhere `train` is compared with `train`; here with the serial model, on targets cut out of the text."""
     context = 64  # so long a passage is in the text once
-    config = dataclasses.replace(CONFIG, model=dataclasses.replace(TINY, context=context, dropout=0.0), steps=2)
+    config = config_of(model=dataclasses.replace(TINY, context=context, dropout=0.0), steps=2)
     plain, text = GPT(config.model).double(), data.load().train
     plain.load_state_dict(train_loop.build(Group(), config).full_state_dict())
     rows, _ = data.batch(text, 0, global_batch=24, context=context, seed=config.seed)
@@ -106,7 +110,7 @@ def test_the_first_loss_is_that_of_the_plain_model_on_this_text():
 
 
 def test_gradients_are_clipped_to_the_norm_of_the_settings():
-    config, norms = dataclasses.replace(CONFIG, max_norm=0.5), []
+    config, norms = config_of(max_norm=0.5), []
     model = train_loop.build(Group(), config)
     gradients = [fact.parameter for fact in model.facts]
     model.optimizer.register_step_pre_hook(
@@ -120,7 +124,7 @@ def test_gradients_are_clipped_to_the_norm_of_the_settings():
 @pytest.mark.thorough("more ranks, sizes and kinds", keep=1)
 @pytest.mark.parametrize("zero", [1, 3])
 def test_bfloat16_with_master_weights(serial, zero):
-    config = dataclasses.replace(CONFIG, layout=Layout(zero=zero, dp=2), dtype="float32", compute_dtype="bfloat16")
+    config = config_of(layout=Layout(zero=zero, dp=2), dtype="float32", compute_dtype="bfloat16")
     reports = run(train, 2, config, True)
     psi = TINY.num_parameters
     for report in reports:
@@ -138,7 +142,7 @@ def test_bfloat16_with_master_weights(serial, zero):
 def test_validation_where_a_rank_has_no_rows(zero, pp):
     def losses(world):
         dp = max(1, world.size // pp)
-        config = on(CONFIG, zero=zero, dp=dp, pp=world.size // dp, microbatches=2)
+        config = on(zero=zero, dp=dp, pp=world.size // dp, microbatches=2)
         model = train_loop.build(world, config)
         return train_loop.validate(model, data.load().validation, config, limit=2)
 
@@ -147,7 +151,7 @@ def test_validation_where_a_rank_has_no_rows(zero, pp):
 
 
 def test_validation_drops_nothing_and_training_goes_on_dropping():
-    config = dataclasses.replace(CONFIG, model=dataclasses.replace(TINY, dropout=0.5))
+    config = config_of(model=dataclasses.replace(TINY, dropout=0.5))
     model = train_loop.build(Group(), config)
     model.stages[0].module.blocks[1].eval()  # somebody's choice
     modes = [module.training for module in model.stages[0].module.modules()]
@@ -158,7 +162,7 @@ def test_validation_drops_nothing_and_training_goes_on_dropping():
 
 @pytest.mark.parametrize("other", [{"seed": 1}, {"model": dataclasses.replace(TINY, dropout=0.0)}])
 def test_another_seed_or_dropout_is_another_run(other, serial):
-    report = train(Group(), dataclasses.replace(CONFIG, steps=1, **other), quiet=True)
+    report = train(Group(), config_of(steps=1, **other), quiet=True)
     assert abs(report["losses"][0] - serial["losses"][0]) > 1e-4
 
 
@@ -167,7 +171,7 @@ def test_only_the_profiled_step_waits_for_a_gpu(monkeypatch):
     monkeypatch.setattr(train_loop, "done_s", lambda: read.append(len(read)) or float(len(read)))
     losses, spans = [], []
     for profile in (False, True):
-        config = dataclasses.replace(CONFIG, validate_every=0, steps=2, global_batch=2)
+        config = config_of(validate_every=0, steps=2, global_batch=2)
         report = train(Group(), config, True, None, profile)
         losses.append(report["losses"])
         spans = report["profile"].spans if profile else spans
