@@ -33,6 +33,9 @@ from lib.training.config import (
     option,
 )
 from lib.training.loop import train
+from lib.training.text import Text
+
+SAMPLE = 0  # tokens
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -126,8 +129,9 @@ def _equal_on_all(config: TrainConfig | None, checkpoints: Checkpoints | None, a
     if config is None:
         return {}
     flat = {"profile": bool(args.profile)} | asdict(config)
-    flat |= flat.pop("model") | flat.pop("layout") | (asdict(checkpoints) if checkpoints else {})
-    return {name: value for name, value in flat.items() if name != "resume"}  # rank 0 chooses it
+    flat |= flat.pop("model") | flat.pop("layout") | flat.pop("corpus") | (asdict(checkpoints) if checkpoints else {})
+    own = ("resume", "text")  # rank 0 chooses the checkpoint; a file may have another name where its SHA-256 is equal
+    return {name: value for name, value in flat.items() if name not in own}
 
 
 def _config(args: argparse.Namespace, size: int) -> TrainConfig:
@@ -141,10 +145,11 @@ def _config(args: argparse.Namespace, size: int) -> TrainConfig:
     """
     wanted, others = chosen(args, Layout), {"validate_every": 50} | chosen(args, TrainConfig)
     wanted.setdefault("dp", max(1, size // max(1, wanted.get("pp", 1) * wanted.get("tp", 1))))
-    model = GPTConfig(**chosen(args, GPTConfig))
-    data.windows(data.load().validation, model.context, limit=1)  # whether the text is long enough
+    sizes, corpus = chosen(args, GPTConfig), Text(**{"sample": SAMPLE} | chosen(args, Text))
+    corpus = corpus.read(GPTConfig(**sizes).context)
+    model = GPTConfig(**sizes, vocab_size=corpus.vocab_size())
     try:
-        config = TrainConfig(model=model, layout=Layout(**wanted), **others)
+        config = TrainConfig(model=model, layout=Layout(**wanted), corpus=corpus, **others)
         layout = config.layout
         degrees = " ".join(f"{option(axis)} {n}" for axis, n in layout.sizes.items() if n > 1 or axis == "dp")
         if size and layout.num_ranks != size:
@@ -194,7 +199,7 @@ def planned(config: TrainConfig) -> Plan:
     """The plan of a run, before it starts."""
     own = DTYPES[config.dtype].itemsize
     itemsize = COMPUTE_DTYPES[config.compute_dtype].itemsize if config.compute_dtype else own
-    text = data.load().train.untyped_storage().nbytes()
+    text = config.corpus.load().train.untyped_storage().nbytes()
     master = own if config.compute_dtype else None
     return Plan(config.model, config.layout, config.global_batch, itemsize, master, config.bucket_bytes, text)
 
@@ -221,12 +226,13 @@ def _write_report(path: str, config: TrainConfig, reports: list[dict]) -> str:
 
 def _summary(config: TrainConfig, report: dict) -> str:
     sent = sum(sent for _, sent in report["traffic"].values())
+    token = config.corpus.tokens.removesuffix("s")
     first, last = report["losses"][0], report["losses"][-1]
     before = [] if report["step_s"] else [f"all {config.steps} steps were done before: nothing was left to train"]
-    lines = [*before, f"loss: {first:.3f} nats per byte in the first step, {last:.3f} in step {config.steps}"]
+    lines = [*before, f"loss: {first:.3f} nats per {token} in the first step, {last:.3f} in step {config.steps}"]
     if report["validation"]:
-        floor = data.unigram_entropy(data.load().validation)
-        lines.append(f"validation: {report['validation'][-1][1]:.3f} (byte frequencies alone give {floor:.3f})")
+        floor = data.unigram_entropy(config.corpus.load().validation)
+        lines.append(f"validation: {report['validation'][-1][1]:.3f} ({token} frequencies alone give {floor:.3f})")
     if held := report["peak_bytes"].get("total"):  # nothing if all steps were done before
         lines.append(f"rank 0 sent {sent / 1e6:.1f} MB and held at most {held / 1e6:.1f} MB of tensors")
     return "\n".join(lines)

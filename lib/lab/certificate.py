@@ -16,8 +16,10 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from lib import comm, data
+from lib.data_parallel.flat import MakeOptimizer
 from lib.launch import device
 from lib.layout import Layout
 from lib.masks import drop_by_rows, row_seed
@@ -26,6 +28,8 @@ from lib.model import GPT, mean_loss
 from lib.parallel import ParallelGPT, parallelize
 from lib.placement import shard
 from lib.training.config import TrainConfig
+from lib.training.learning_rate import set_learning_rate
+from lib.training.loop import adamw
 
 Batch = tuple[Tensor, Tensor]
 ADAMW = partial(torch.optim.AdamW, lr=1e-2)
@@ -52,7 +56,13 @@ class _Step(NamedTuple):
 
 
 def certify(
-    world: Group, layouts: Sequence[Layout], model: GPT, batches: Sequence[Batch], max_norm: float
+    world: Group,
+    layouts: Sequence[Layout],
+    model: GPT,
+    batches: Sequence[Batch],
+    max_norm: float,
+    optimizer: MakeOptimizer = ADAMW,
+    before_step: Callable[[Optimizer, int], None] = lambda *_: None,
 ) -> list[Apart]:
     """For each layout on these ranks, its distance from one process after a step on each batch; equal on all ranks.
 
@@ -60,33 +70,47 @@ def certify(
         model: in float64, equal on all ranks; it is not changed.
         batches: inputs and targets [B, T], a step each; targets of -100 do not count.
         max_norm: to which gradients are clipped.
+        optimizer: of the layout and of one process.
+        before_step: called with an optimizer and the number of its next step, such as to set its learning rate.
 
     Raises:
         ValueError: a layout with a different number of ranks.
     """
-    steps = list(_twin_steps(copy.deepcopy(model), batches, max_norm))
+    steps = list(_twin_steps(copy.deepcopy(model), batches, max_norm, optimizer, before_step))
     meshes: dict[str, Mesh] = {}  # a mesh serves all layouts of its shape
     found = []
     for layout in layouts:
         if (shape := str(layout.sizes)) not in meshes:
             meshes[shape] = Mesh(MeshShape(**layout.sizes), world)
-        ours = parallelize(copy.deepcopy(model), meshes[shape], layout, ADAMW)
-        found.append(_certified(ours, batches, max_norm, steps))
+        ours = parallelize(copy.deepcopy(model), meshes[shape], layout, optimizer)
+        found.append(_certified(ours, batches, max_norm, steps, before_step))
     return found
 
 
 def certify_run(world: Group, config: TrainConfig, steps: int = 3) -> Apart:
-    """How far a run is from one process in its first steps: its layout, model, data and clipping, in float64."""
+    """How far a run is from one process in its first steps, in float64: layout, model, text, clipping and AdamW.
+
+    Its learning rate is the schedule of the run below a highest rate of 1e-2, whatever `config.lr`: so high a rate that
+    rounding grows is a property of the rate, and not of the layout.
+    """
+    tokens = config.corpus.load().train
     sizes = {"global_batch": config.global_batch, "context": config.model.context, "seed": config.seed}
-    batches = [data.batch(data.load().train, step, **sizes) for step in range(steps)]
+    batches = [data.batch(tokens, step, **sizes) for step in range(steps)]
     torch.manual_seed(config.seed)
     model = GPT(config.model).to(device(), torch.float64)
     here = [(x.to(device()), y.to(device())) for x, y in batches]
-    return certify(world, [config.layout], model, here, config.max_norm)[0]
+    optimizer, rate = adamw(config, ADAMW.keywords["lr"]), partial(set_learning_rate, config=config)
+    return certify(world, [config.layout], model, here, config.max_norm, optimizer, rate)[0]
 
 
-def _twin_steps(twin: GPT, batches: Sequence[Batch], max_norm: float) -> Iterator[_Step]:
-    optimizer = ADAMW(twin.named_parameters())
+def _twin_steps(
+    twin: GPT,
+    batches: Sequence[Batch],
+    max_norm: float,
+    make: MakeOptimizer = ADAMW,
+    before_step: Callable[[Optimizer, int], None] = lambda *_: None,
+) -> Iterator[_Step]:
+    optimizer = make(twin.named_parameters())
     drop_by_rows(twin)
     for number, (inputs, targets) in enumerate(batches):
         optimizer.zero_grad()
@@ -96,17 +120,25 @@ def _twin_steps(twin: GPT, batches: Sequence[Batch], max_norm: float) -> Iterato
             loss.backward()
         nn.utils.clip_grad_norm_(twin.parameters(), max_norm)
         gradients = {name: p.grad.clone() for name, p in twin.named_parameters()}
+        before_step(optimizer, number)
         optimizer.step()
         yield _Step(loss.detach(), gradients, {name: p.detach().clone() for name, p in twin.named_parameters()})
 
 
-def _certified(ours: ParallelGPT, batches: Sequence[Batch], max_norm: float, steps: list[_Step]) -> Apart:
+def _certified(
+    ours: ParallelGPT,
+    batches: Sequence[Batch],
+    max_norm: float,
+    steps: list[_Step],
+    before_step: Callable[[Optimizer, int], None],
+) -> Apart:
     worst = torch.zeros(3, dtype=torch.float64, device=device())
     gradients: list[Tensor] = []  # their distances, measured as the optimizer steps: shards have gradients then
     ours.optimizer.register_step_pre_hook(
         lambda *_: gradients.append(_farthest(ours, steps[len(gradients)].gradients, lambda p: p.grad))
     )
     for number, ((inputs, targets), wanted) in enumerate(zip(batches, steps, strict=True)):
+        before_step(ours.optimizer, number)
         loss = ours.step(inputs, targets, max_norm, number)
         weights = _farthest(ours, wanted.weights, lambda p: p.detach())
         apart = torch.stack([(loss - wanted.loss).abs() / wanted.loss, gradients[number], weights])

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import asdict
 from functools import partial
@@ -21,6 +22,7 @@ from lib.mesh import Group, Mesh, MeshShape
 from lib.model import GPT
 from lib.parallel import ParallelGPT, parallelize
 from lib.training.config import COMPUTE_DTYPES, DTYPES, Checkpoints, TrainConfig
+from lib.training.learning_rate import set_learning_rate
 
 BAR = "{percentage:3.0f}% {bar:16} step {n_fmt}/{total_fmt}{postfix}, {remaining} left"  # "rank 0 | " comes before
 VALIDATION_ROWS = 64
@@ -49,7 +51,8 @@ def train(
         of this process. With `checkpoints` also `stopped_by`, the number of the signal that ended the run early, or 0;
         and `unsaved`, why its end is not on disk, or "". `profile`: a `Trace`, if requested and if there was a step.
     """
-    model, corpus = build(world, config), data.load()
+    corpus = config.corpus.load()
+    model = build(world, config)
     report: dict = {"losses": [], "validation": [], "step_s": [], "peak_bytes": {}, "memory": []}
     traffic: dict = {}
     silent = quiet or world.rank > 0
@@ -98,11 +101,17 @@ def build(world: Group, config: TrainConfig) -> ParallelGPT:
         GPT(config.model).to(device(), DTYPES[config.dtype]),
         mesh,
         config.layout,
-        partial(torch.optim.AdamW, lr=config.lr),
+        adamw(config),
         seed=config.seed,
         bucket_bytes=config.bucket_bytes,
         dtype=COMPUTE_DTYPES[config.compute_dtype] if config.compute_dtype else None,
     )
+
+
+def adamw(config: TrainConfig, lr: float | None = None) -> Callable[..., torch.optim.Optimizer]:
+    """The function that makes the optimizer of a run, at `config.lr` or at the given learning rate."""
+    of_run = {"betas": (config.beta1, config.beta2), "weight_decay": config.weight_decay}
+    return partial(torch.optim.AdamW, lr=config.lr if lr is None else lr, **of_run)
 
 
 def train_step(model: ParallelGPT, tokens: Tensor, step: int, config: TrainConfig) -> float:
@@ -110,6 +119,7 @@ def train_step(model: ParallelGPT, tokens: Tensor, step: int, config: TrainConfi
     inputs, targets = data.batch(
         tokens, step, global_batch=config.global_batch, context=config.model.context, seed=config.seed
     )
+    set_learning_rate(model.optimizer, step, config)
     return model.step(inputs, targets, config.max_norm, step).item()
 
 
