@@ -22,7 +22,10 @@ from lib.mesh import Group, Mesh, MeshShape
 from lib.model import GPT
 from lib.parallel import ParallelGPT, parallelize
 from lib.training.config import COMPUTE_DTYPES, DTYPES, Checkpoints, TrainConfig
-from lib.training.learning_rate import set_learning_rate
+from lib.training.learning_rate import fraction_of_lr, set_learning_rate
+from lib.training.sample import sample
+from lib.training.step_log import StepLog
+from lib.training.stop import Stop
 
 BAR = "{percentage:3.0f}% {bar:16} step {n_fmt}/{total_fmt}{postfix}, {remaining} left"  # "rank 0 | " comes before
 VALIDATION_ROWS = 64
@@ -34,6 +37,8 @@ def train(
     quiet: bool = False,
     checkpoints: Checkpoints | None = None,
     profile: bool = False,
+    log: str | None = None,
+    stop: str | None = None,
 ) -> dict:
     """Train on all ranks of `world`, and return the report of this rank.
 
@@ -41,6 +46,9 @@ def train(
         quiet: no progress bar.
         checkpoints: folder to save to, and checkpoint to continue from; None saves nothing.
         profile: keep the trace of the last step; a GPU waits at each end of a span there, so the step is slower.
+        log: file to which rank 0 adds a line a step (`StepLog`); None writes none.
+        stop: let Ctrl-C, SIGTERM, SIGUSR1, or a file named stop in this folder, if any, end the run after a step, so
+            that it returns its report; None leaves them alone. With checkpoints they do so in any case.
 
     Returns:
         `losses`: mean loss of each step in nats per token, over all ranks, before the step. `validation`: pairs (step,
@@ -48,8 +56,9 @@ def train(
         each kind and of the total in one step, perhaps at different times. `memory`: on rank 0, pairs (seconds, bytes
         of each kind) of that step. `step_s`: seconds of each step; the second step is slow, because its memory is
         tracked. If the run was resumed, `losses` and `validation` begin at its first step, all else at the first step
-        of this process. With `checkpoints` also `stopped_by`, the number of the signal that ended the run early, or 0;
-        and `unsaved`, why its end is not on disk, or "". `profile`: a `Trace`, if requested and if there was a step.
+        of this process. With `checkpoints` or `stop` also `stopped_by`, the number of the signal that ended the run
+        early, or 0; and `unsaved`, why its end is not on disk, or "". `profile`: a `Trace`, if requested and if the
+        last step was taken. `sample`: on rank 0, what the model writes, if requested and if the run was not stopped.
     """
     corpus = config.corpus.load()
     model = build(world, config)
@@ -62,11 +71,19 @@ def train(
 
         saver = Saver(model, checkpoints, asdict(config))
         first = saver.resume(report)
+    requests = Stop(world, stop) if stop is not None and saver is None else None
+    lines = _opened_log(log, first) if log and world.rank == 0 else None
     todo, in_all = range(first, config.steps), {"initial": first, "total": config.steps}
-    with saver or nullcontext(), tqdm(todo, **in_all, bar_format=BAR, disable=silent, file=sys.stdout) as bar:
+    with (
+        saver or requests or nullcontext(),
+        lines or nullcontext(),
+        tqdm(todo, **in_all, bar_format=BAR, disable=silent, file=sys.stdout) as bar,
+    ):
         for step in bar:
+            measured = {}
             if config.validate_every and step % config.validate_every == 0:
-                report["validation"].append((step, validate(model, corpus.validation, config)))
+                measured = {"validation": validate(model, corpus.validation, config)}
+                report["validation"].append((step, measured["validation"]))
             began_s = time.perf_counter()
             watches_memory = step == min(first + 1, config.steps - 1)  # the first step with all optimizer states
             by = done_s if profile and step == config.steps - 1 else time.perf_counter
@@ -75,6 +92,9 @@ def train(
                 loss = train_step(model, corpus.train, step, config)
             report["step_s"].append(time.perf_counter() - began_s)
             report["losses"].append(loss)
+            if lines:
+                lr = config.lr * fraction_of_lr(step, config)
+                lines.write(step=step, loss=loss, lr=lr, seconds=report["step_s"][-1], **measured)
             for (kind, axis), (calls, sent) in recorded.traffic().items():
                 before = traffic.get(f"{kind} {axis}", (0, 0.0))
                 traffic[f"{kind} {axis}"] = (before[0] + calls, before[1] + sent)
@@ -83,14 +103,33 @@ def train(
             tokens_per_s = config.global_batch * config.model.context / report["step_s"][-1]
             held = f", {report['peak_bytes']['total'] / 1e6:,.1f} MB" if report["peak_bytes"] else ""
             bar.set_postfix_str(f"loss {loss:.3f}, {tokens_per_s:,.0f} tokens/s{held}", refresh=False)
-            if saver and saver.after(step + 1, report, is_last=step + 1 == config.steps):
+            is_last = step + 1 == config.steps
+            if (saver and saver.after(step + 1, report, is_last)) or (requests and requests.after_step()):
                 break
-    if saver:
-        report |= {"stopped_by": saver.stopped_by, "unsaved": saver.unsaved}
-    if config.validate_every and not report.get("stopped_by"):
-        report["validation"].append((config.steps, validate(model, corpus.validation, config)))
+        if saver:
+            report |= {"stopped_by": saver.stopped_by, "unsaved": saver.unsaved}
+        elif requests:
+            unsaved = "nothing is saved, because there is no --checkpoint" if requests.stopped_by else ""
+            report |= {"stopped_by": requests.stopped_by, "unsaved": unsaved}
+        if not report.get("stopped_by"):
+            if config.validate_every:
+                report["validation"].append((config.steps, validate(model, corpus.validation, config)))
+                if lines:
+                    lines.write(step=config.steps, validation=report["validation"][-1][1])
+            if config.corpus.sample:
+                report["sample"] = sample(model, corpus, config)
     report |= {"traffic": traffic, "config": asdict(config)}
-    return report | {"profile": recorded} if profile and recorded else report
+    reached = profile and recorded and not report.get("stopped_by")
+    return report | {"profile": recorded} if reached else report
+
+
+def _opened_log(path: str, first: int) -> StepLog | None:
+    """The log, to which a run that begins after step `first` adds; None, after a word, if it cannot be opened."""
+    try:
+        return StepLog(path, continues=first > 0)
+    except OSError as error:
+        print(f"\n--log {path} cannot be written: {error.strerror}; training goes on", file=sys.stderr)
+        return None
 
 
 def build(world: Group, config: TrainConfig) -> ParallelGPT:

@@ -27,7 +27,7 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from lib import run
 from lib import train as train_command
-from lib.checkpoint import files, saver, storage
+from lib.checkpoint import files, saver, signals, storage
 from lib.checkpoint import folder as folders
 from lib.checkpoint.__main__ import main as export
 from lib.checkpoint.boxes import Box, boxes_of_part, boxes_of_range
@@ -614,7 +614,7 @@ def denied(*args, **kwargs):
 
 def test_a_stop_that_cannot_be_read_is_a_wish(tmp_path, monkeypatch):
     (tmp_path / "stop").write_text("2")
-    monkeypatch.setattr(saver, "open", denied, raising=False)
+    monkeypatch.setattr(signals, "open", denied, raising=False)
     assert passed_on(str(tmp_path)) == signal.SIGTERM
 
 
