@@ -38,7 +38,7 @@ from lib.training.config import (
     in_options,
     option,
 )
-from lib.training.config_file import read_config, written_config
+from lib.training.config_file import options_of_file, written_config
 from lib.training.loop import train
 from lib.training.text import Text
 
@@ -187,7 +187,7 @@ def _flat(config: TrainConfig, checkpoints: Checkpoints | None) -> dict[str, obj
 
 def _add_from_file(args: argparse.Namespace) -> None:
     """Add the options of the file that are not on the command line."""
-    for name, value in read_config(args.config).items():
+    for name, value in options_of_file(args.config).items():
         if not hasattr(args, name):
             setattr(args, name, value)
 

@@ -226,18 +226,19 @@ def _check(path: str, config: RunSettings) -> None:
             raise CheckpointError(f"{path} is of a different model: {field.name}={there} there, and {here} here")
     if run["step"] > config.steps:
         raise CheckpointError(f"{path} has {run['step']} finished steps, more than steps={config.steps}; use more")
-    defaults = {field.name: field.default for field in fields(config)}  # of settings that an older lib did not have
+    before = {field.name: field.default for field in fields(config)} | before  # an older lib has fewer settings
     falls = now["lr_end"] < 1  # along a cosine that ends with the last step
     decisive = [*DECISIVE, *(["steps"] if falls else [])]
-    changed = [name for name in decisive if now[name] != before.get(name, defaults[name])]
-    other = [f"{name}={now[name]} (was {before.get(name)})" for name in changed]
+    changed = [name for name in decisive if now[name] != before[name]]
+    other = [f"{name}={now[name]} (was {before[name]})" for name in changed]
     if other:
         print(f"{path}: continues with {', '.join(other)}, so the losses differ from one run", file=sys.stderr)
 
 
 def _check_text(here: RunText, before: dict | None, path: str) -> None:
     """Raise a CheckpointError if the checkpoint was trained on another text, or on other tokens of it."""
-    there = type(here)(**before) if before else type(here)()  # an older lib had one text
+    its = {name: x for name, x in (before or {}).items() if hasattr(here, name)}
+    there = type(here)(**its)  # an older lib had one text, the default
     if (here.sha256, here.tokens) != (there.sha256, there.tokens):
         raise CheckpointError(
             f"{path} was trained on {there.named()}, and this run reads {here.named()}: give it the same --text and "

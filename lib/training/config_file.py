@@ -22,7 +22,7 @@ KINDS = {  # type of a field → what a file may have there, and how it is calle
 }
 
 
-def read_config(path: str) -> dict[str, object]:
+def options_of_file(path: str) -> dict[str, object]:
     """Field → value, for all options in a TOML file.
 
     Raises:

@@ -20,7 +20,7 @@ from lib.model import GPTConfig
 from lib.train import TrainConfig, main, train
 from lib.training import loop as train_loop
 from lib.training import sample as sample_module
-from lib.training.config_file import read_config, written_config
+from lib.training.config_file import options_of_file, written_config
 from lib.training.step_log import StepLog
 from lib.training.stop import Stop
 from lib.training.text import Text
@@ -118,9 +118,9 @@ def test_a_config_that_cannot_be_read_or_cannot_be(tmp_path, capsys, nothing_is_
 def test_whole_numbers_are_numbers_and_names_may_have_either_line(tmp_path):
     path = tmp_path / "run.toml"
     path.write_text("lr = 1\nglobal_batch = 4\nd-model = 8\n")
-    assert read_config(str(path)) == {"lr": 1.0, "global_batch": 4, "d_model": 8}
+    assert options_of_file(str(path)) == {"lr": 1.0, "global_batch": 4, "d_model": 8}
     path.write_text(written_config({"text": 'é"\\\n\x7f🐢', "tied": None, "model": {}}), encoding="utf-8")
-    assert read_config(str(path)) == {"text": 'é"\\\n\x7f🐢'}
+    assert options_of_file(str(path)) == {"text": 'é"\\\n\x7f🐢'}
 
 
 # ---- the log --------------------------------------------------------------------------------------------------------
