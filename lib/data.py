@@ -21,34 +21,64 @@ from lib.text import TEXT
 
 @dataclass(frozen=True)
 class Corpus:
-    """A text split in two: `train`, uint8[N], and `validation`, uint8[N'], never used for training."""
+    """A text split in two: `train`, uint8[N], and `validation`, uint8[N'], never used for training.
+
+    If a token is a character, token i is `alphabet[i]`, and both are int32; otherwise `alphabet` is "".
+    """
 
     train: Tensor
     validation: Tensor
+    alphabet: str = ""
+
+    @property
+    def num_tokens(self) -> int:
+        """Number of different tokens: 256 bytes, or the characters of the text."""
+        return len(self.alphabet) or 256
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Tokens to text."""
+        if self.alphabet:
+            return "".join(self.alphabet[token] for token in tokens)
+        return decode(torch.tensor(tokens, dtype=torch.uint8))
 
 
-def load(text: bytes | None = None, validation_fraction: float = 0.1) -> Corpus:
-    """The text as byte tokens, its end (the last tenth) kept for validation.
+def load(text: bytes | None = None, validation_fraction: float = 0.1, by_character: bool = False) -> Corpus:
+    """The text as tokens, its end (the last tenth) kept for validation.
 
     Without `text` it is the stories of `lib/text.py`.
 
+    Args:
+        by_character: a token is a character of a text in UTF-8, and no byte.
+
     Raises:
-        ValueError: the fraction is not between 0 and 1, or leaves a part with less than two tokens.
+        ValueError: the fraction is not between 0 and 1, or leaves a part with less than two tokens; or (a
+            UnicodeDecodeError) characters of a text that is not UTF-8.
     """
     if not 0 < validation_fraction < 1:
         raise ValueError(f"validation_fraction={validation_fraction} must be between 0 and 1, such as 0.1")
-    tokens_N = encode(TEXT if text is None else text)
+    raw = TEXT if text is None else text
+    tokens_N, alphabet = encode_characters(raw.decode()) if by_character else (encode(raw), "")
     cut = len(tokens_N) - int(len(tokens_N) * validation_fraction)
     train, validation = tokens_N[:cut], tokens_N[cut:]
     if min(len(train), len(validation)) < 2:
-        raise ValueError(f"a text of {len(tokens_N)} bytes is too short to be split in two; give more text")
-    return Corpus(train, validation)
+        kind = "characters" if by_character else "bytes"
+        raise ValueError(f"a text of {len(tokens_N)} {kind} is too short to be split in two; give more text")
+    return Corpus(train, validation, alphabet)
 
 
 def encode(text: bytes | str) -> Tensor:
     """Text to tokens, uint8[N]: its bytes."""
     raw = bytearray(text.encode() if isinstance(text, str) else text)
     return torch.frombuffer(raw, dtype=torch.uint8) if raw else torch.empty(0, dtype=torch.uint8)
+
+
+def encode_characters(text: str) -> tuple[Tensor, str]:
+    """Text to tokens, int32[N], and its alphabet: its different characters, of which token i is number i, sorted."""
+    if not text:
+        return torch.empty(0, dtype=torch.int32), ""
+    points_N = torch.frombuffer(bytearray(text.encode("utf-32-le")), dtype=torch.int32)
+    points, tokens_N = points_N.unique(return_inverse=True)
+    return tokens_N.int(), "".join(map(chr, points.tolist()))
 
 
 def decode(tokens_N: Tensor) -> str:

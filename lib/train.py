@@ -8,11 +8,16 @@ import argparse
 import json
 import os
 import signal
-from contextlib import AbstractContextManager, nullcontext
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, replace
+from typing import NoReturn
 
 from lib import data
 from lib.checkpoint.files import CheckpointError
+from lib.checkpoint.signals import pass_on
 from lib.lab.certificate import certify_run
 from lib.lab.profile import step_profile
 from lib.launch import MAX_RANKS, RunError, close, init, run
@@ -21,6 +26,7 @@ from lib.mesh import Group
 from lib.model import GPTConfig
 from lib.planner import Plan
 from lib.planner.report import report_of_plan
+from lib.torchrun.last_word import leave_last_word
 from lib.torchrun.start import StartError, machines, of_torchrun, speaks
 from lib.training.config import (
     COMPUTE_DTYPES,
@@ -32,13 +38,103 @@ from lib.training.config import (
     in_options,
     option,
 )
+from lib.training.config_file import options_of_file, written_config
 from lib.training.loop import train
+from lib.training.text import Text
+
+SAMPLE = 120  # tokens
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m lib.train", description="Train a small GPT on little stories.")
+    parser = _parser()
+    args = parser.parse_args(argv)
+    rank, problem, config, checkpoints = 0, "", None, None
+    try:
+        rank, size = of_torchrun()
+        if args.config:
+            _add_from_file(args)
+        config = _config(args, size)
+        if args.ranks_per_node < 1:
+            raise ValueError(f"--ranks-per-node {args.ranks_per_node} must be a whole number of at least 1")
+        if rank == 0:
+            _check_outputs(args)
+        if args.profile and config.steps < 3:
+            raise ValueError("--profile needs a step after the first two, because they are slow: use steps=3 or more")
+        checkpoints = _checkpoints(args, config, rank)
+    except ValueError as error:
+        problem = in_options(str(error))
+    speak = speaks(rank)
+    starts = not (args.plan or args.save_config)
+    if problem and (not starts or machines() == 1):  # otherwise the other machines must get it, too
+        _end(parser, 2, problem, speak)
+    ranks = config.layout.num_ranks if config else size
+    if not starts:
+        if rank == 0:
+            print(written_config(_flat(config, checkpoints)) if args.save_config else _plan(config, args))
+        return
+    ends_with_report = bool(args.report) and checkpoints is None and not args.certify
+    more = (checkpoints, bool(args.profile), args.log, "" if ends_with_report else None)
+    work, more = (certify_run, ()) if args.certify else (_trained, more)
+    try:
+        if size or ranks == 1:
+            world = init(settings=_equal_on_all(config, checkpoints, args), problem=problem)
+            reports = close(world, work(world, config, *more))
+        else:
+            with _passing_on(checkpoints, ends_with_report) as folder:
+                more = (*more[:-1], folder) if ends_with_report else more
+                reports = list(run(work, ranks, config, *more, timeout_s=30 * 24 * 3600))
+        if isinstance(reports[0], CheckpointError):
+            raise reports[0]
+    except StartError as error:
+        _end(parser, 2, in_options(str(error)), speak)
+    except CheckpointError as error:
+        _end(parser, 1, str(error), speak)
+    except RunError as error:
+        _end(parser, 1, str(error))
+    except KeyboardInterrupt:
+        parser.exit(130, f"\n{parser.prog}: interrupted\n" if speak else None)
+    if args.certify:
+        if rank == 0:
+            print("the farthest from one process: loss {:.1g}, gradient {:.1g}, weight {:.1g}".format(*reports[0]))
+        parser.exit(not reports[0].holds())
+    stopped_by = reports[0].get("stopped_by")
+    if rank == 0:
+        if not stopped_by:
+            print(_summary(config, reports[0]))
+        for name, write in (("profile", _write_profile), ("report", _write_report)):
+            if path := getattr(args, name):
+                try:
+                    print("\n" * bool(stopped_by) + write(path, config, reports))
+                except OSError as error:
+                    losses = " ".join(f"{loss:.6g}" for loss in reports[0]["losses"])
+                    failed = f"--{name} {path} could not be written: {error.strerror}. Losses: {losses}"
+                    _end(parser, 1, failed)
+    if stopped_by:
+        done, name = len(reports[0]["losses"]), signal.Signals(stopped_by).name
+        said = reports[0]["unsaved"] or "it is saved, and --resume auto continues from there"
+        # After any other code torchrun would start the ranks again.
+        code = 0 if size and not reports[0]["unsaved"] else 128 + stopped_by
+        parser.exit(code, f"\n{parser.prog}: {name}: stopped after step {done}; {said}\n" * speak)
+    if problem := reports[0].get("unsaved"):
+        _end(parser, 1, problem, speak)
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        leave_last_word(f"{self.prog}: error: {message}")
+        super().error(message)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="python -m lib.train", description="Train a small GPT on little stories, or on your text.")
     add_options(parser)
-    parser.add_argument("--report", metavar="FILE.json", help="write losses, traffic, memory and times of all ranks")
+    parser.add_argument("--config", metavar="FILE.toml", help="read these options from a file; those given here win")
+    save = "print the options of this run as such a file, and start nothing"
+    parser.add_argument("--save-config", action="store_true", help=save)
+    log = "write a JSON line a step while it runs: step, loss before it, lr, seconds, and validation if measured"
+    parser.add_argument("--log", metavar="FILE.jsonl", help=log)
+    report = "write losses, traffic, memory and times of all ranks, also after Ctrl-C, which then waits for the step"
+    parser.add_argument("--report", metavar="FILE.json", help=report)
     parser.add_argument("--profile", metavar="FILE.json", help="write the last step of all ranks as a trace (slower)")
     plan = "print the messages and the memory of the run, and start nothing"
     parser.add_argument("--plan", action="store_true", help=plan)
@@ -46,77 +142,27 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--certify", action="store_true", help=f"{same}; exit code 1: they differ")
     per_node = os.environ.get("LOCAL_WORLD_SIZE") or 8
     parser.add_argument("--ranks-per-node", type=int, metavar="N", default=per_node, help="for --plan")
-    args = parser.parse_args(argv)
-    rank, problem, config, checkpoints = 0, "", None, None
-    try:
-        rank, size = of_torchrun()
-        config = _config(args, size)
-        if args.ranks_per_node < 1:
-            raise ValueError(f"--ranks-per-node {args.ranks_per_node} must be a whole number of at least 1")
-        for name in ("report", "profile"):
-            if getattr(args, name) and rank == 0:
-                _check_writable(name, getattr(args, name))
-        if args.profile and config.steps < 3:
-            raise ValueError("--profile needs a step after the first two, because they are slow: use steps=3 or more")
-        checkpoints = _checkpoints(args, config, rank)
-    except ValueError as error:
-        problem = in_options(str(error))
-    speak = speaks(rank)
-    if problem and (args.plan or machines() == 1):  # otherwise the other machines must get it, too
-        parser.exit(2, f"{parser.prog}: {problem}\n" if speak else None)
-    ranks = config.layout.num_ranks if config else size
-    if args.plan:
-        if rank == 0:
-            print(report_of_plan(planned(config), args.ranks_per_node))
-        return
-    work, more = (certify_run, ()) if args.certify else (_trained, (checkpoints, bool(args.profile)))
-    try:
-        if size or ranks == 1:
-            world = init(settings=_equal_on_all(config, checkpoints, args), problem=problem)
-            reports = close(world, work(world, config, *more))
-        else:
-            with _passing_on(checkpoints):
-                reports = list(run(work, ranks, config, *more, timeout_s=30 * 24 * 3600))
-        if isinstance(reports[0], CheckpointError):
-            raise reports[0]
-    except StartError as error:
-        parser.exit(2, f"{parser.prog}: {in_options(str(error))}\n" if speak else None)
-    except CheckpointError as error:
-        parser.exit(1, f"{parser.prog}: {error}\n" if speak else None)
-    except RunError as error:
-        parser.exit(1, f"{parser.prog}: {error}\n")
-    except KeyboardInterrupt:
-        parser.exit(130, f"\n{parser.prog}: interrupted\n" if speak else None)
-    if args.certify:
-        if rank == 0:
-            print("the farthest from one process: loss {:.1g}, gradient {:.1g}, weight {:.1g}".format(*reports[0]))
-        parser.exit(not reports[0].holds())
-    if stopped_by := reports[0].get("stopped_by"):
-        done, name = len(reports[0]["losses"]), signal.Signals(stopped_by).name
-        said = reports[0]["unsaved"] or "it is saved, and --resume auto continues from there"
-        # After any other code torchrun would start the ranks again.
-        code = 0 if size and not reports[0]["unsaved"] else 128 + stopped_by
-        parser.exit(code, f"\n{parser.prog}: {name}: stopped after step {done}; {said}\n" * speak)
-    if rank == 0:
-        print(_summary(config, reports[0]))
-        for name, write in (("profile", _write_profile), ("report", _write_report)):
-            if path := getattr(args, name):
-                try:
-                    print(write(path, config, reports))
-                except OSError as error:
-                    losses = " ".join(f"{loss:.6g}" for loss in reports[0]["losses"])
-                    failed = f"--{name} {path} could not be written: {error.strerror}. Losses: {losses}"
-                    parser.exit(1, f"{parser.prog}: {failed}\n")
-    if problem := reports[0].get("unsaved"):
-        parser.exit(1, f"{parser.prog}: {problem}\n" if speak else None)
+    return parser
+
+
+def _end(parser: argparse.ArgumentParser, code: int, sentence: str, speak: bool = True) -> NoReturn:
+    """End with an error: say it, and let torchrun say it at the end of its own words."""
+    said = f"{parser.prog}: {sentence}"
+    leave_last_word(said)  # on every rank: torchrun shows the first that ended
+    parser.exit(code, f"{said}\n" if speak else None)
 
 
 def _trained(
-    world: Group, config: TrainConfig, checkpoints: Checkpoints | None, profile: bool
+    world: Group,
+    config: TrainConfig,
+    checkpoints: Checkpoints | None,
+    profile: bool,
+    log: str | None,
+    stop: str | None,
 ) -> dict | CheckpointError:
     """The report of `train`, or its CheckpointError: every rank raises the same, and none is the rank that failed."""
     try:
-        return train(world, config, False, checkpoints, profile)
+        return train(world, config, False, checkpoints, profile, log, stop)
     except CheckpointError as error:
         return error
 
@@ -125,9 +171,25 @@ def _equal_on_all(config: TrainConfig | None, checkpoints: Checkpoints | None, a
     """The settings by which the ranks of all machines are compared."""
     if config is None:
         return {}
-    flat = {"profile": bool(args.profile)} | asdict(config)
-    flat |= flat.pop("model") | flat.pop("layout") | (asdict(checkpoints) if checkpoints else {})
-    return {name: value for name, value in flat.items() if name != "resume"}  # rank 0 chooses it
+    flat = {"profile": bool(args.profile), "report": bool(args.report)} | _flat(config, checkpoints)
+    own = ("resume", "text")  # rank 0 chooses the checkpoint; a file may have another name where its SHA-256 is equal
+    return {name: value for name, value in flat.items() if name not in own}
+
+
+def _flat(config: TrainConfig, checkpoints: Checkpoints | None) -> dict[str, object]:
+    """Field → value, of all settings of a run."""
+    flat = asdict(config)
+    parts = [flat.pop(name) for name in ("model", "layout", "corpus")]
+    for part in (*parts, asdict(checkpoints) if checkpoints else {}):
+        flat |= part
+    return flat
+
+
+def _add_from_file(args: argparse.Namespace) -> None:
+    """Add the options of the file that are not on the command line."""
+    for name, value in options_of_file(args.config).items():
+        if not hasattr(args, name):
+            setattr(args, name, value)
 
 
 def _config(args: argparse.Namespace, size: int) -> TrainConfig:
@@ -141,15 +203,17 @@ def _config(args: argparse.Namespace, size: int) -> TrainConfig:
     """
     wanted, others = chosen(args, Layout), {"validate_every": 50} | chosen(args, TrainConfig)
     wanted.setdefault("dp", max(1, size // max(1, wanted.get("pp", 1) * wanted.get("tp", 1))))
-    model = GPTConfig(**chosen(args, GPTConfig))
-    data.windows(data.load().validation, model.context, limit=1)  # whether the text is long enough
+    sizes, corpus = chosen(args, GPTConfig), Text(**{"sample": SAMPLE} | chosen(args, Text))
+    corpus = corpus.read(GPTConfig(**sizes).context)
+    model = GPTConfig(**sizes, vocab_size=corpus.vocab_size())
     try:
-        config = TrainConfig(model=model, layout=Layout(**wanted), **others)
+        config = TrainConfig(model=model, layout=Layout(**wanted), corpus=corpus, **others)
         layout = config.layout
         degrees = " ".join(f"{option(axis)} {n}" for axis, n in layout.sizes.items() if n > 1 or axis == "dp")
         if size and layout.num_ranks != size:
             raise ValueError(f"{degrees} needs {layout.num_ranks} ranks, but torchrun started {size}")
-        if not size and not args.plan and layout.num_ranks > MAX_RANKS:
+        starts = not (args.plan or args.save_config)
+        if not size and starts and layout.num_ranks > MAX_RANKS:
             raise ValueError(f"{degrees} is more than {MAX_RANKS} ranks on one machine; use torchrun on several")
         return config
     except ValueError as error:
@@ -173,7 +237,7 @@ def _checkpoints(args: argparse.Namespace, config: TrainConfig, rank: int) -> Ch
     settings = Checkpoints(**wanted) if wanted else None
     if args.plan or args.certify:
         return None  # these train nothing
-    if settings is None or rank > 0:
+    if settings is None or rank > 0 or args.save_config:
         return settings
     from lib.checkpoint.folder import check_can_write, choose  # takes 1 s to import
 
@@ -181,55 +245,91 @@ def _checkpoints(args: argparse.Namespace, config: TrainConfig, rank: int) -> Ch
     return replace(settings, resume=choose(settings.checkpoint, settings.resume, config))
 
 
-def _passing_on(checkpoints: Checkpoints | None) -> AbstractContextManager[None]:
-    """A context in which a signal asks the ranks to save and stop, if they save."""
-    if checkpoints is None:
-        return nullcontext()
-    from lib.checkpoint.saver import pass_on  # takes 1 s to import
+@contextmanager
+def _passing_on(checkpoints: Checkpoints | None, ends_with_report: bool) -> Iterator[str]:
+    """A context in which a signal asks the ranks to stop, if they save or report: through a file in this folder."""
+    if checkpoints:
+        with pass_on(checkpoints.checkpoint):
+            yield checkpoints.checkpoint
+    elif ends_with_report:
+        with tempfile.TemporaryDirectory() as folder, pass_on(folder):
+            yield folder
+    else:
+        yield ""
 
-    return pass_on(checkpoints.checkpoint)
+
+def _plan(config: TrainConfig, args: argparse.Namespace) -> str:
+    return report_of_plan(planned(config), args.ranks_per_node)
 
 
 def planned(config: TrainConfig) -> Plan:
     """The plan of a run, before it starts."""
     own = DTYPES[config.dtype].itemsize
     itemsize = COMPUTE_DTYPES[config.compute_dtype].itemsize if config.compute_dtype else own
-    text = data.load().train.untyped_storage().nbytes()
+    text = config.corpus.load().train.untyped_storage().nbytes()
     master = own if config.compute_dtype else None
     return Plan(config.model, config.layout, config.global_batch, itemsize, master, config.bucket_bytes, text)
 
 
-def _check_writable(name: str, path: str) -> None:
-    """Raise now rather than after hours of training."""
-    folder = os.path.dirname(path) or "."
-    if os.path.isdir(path) or not os.access(path if os.path.exists(path) else folder, os.W_OK):
-        raise ValueError(f"--{name} {path} cannot be written: give a file name in a folder that exists")
+def _check_outputs(args: argparse.Namespace) -> None:
+    """Raise a ValueError now rather than after hours of training: a file cannot be written, or is needed."""
+    files = {
+        name: path for name in ("text", "config", "log", "report", "profile") if (path := getattr(args, name, None))
+    }
+    first: dict[str, str] = {}
+    for name, path in files.items():
+        if name not in ("text", "config"):
+            folder = os.path.dirname(path) or "."
+            if os.path.isdir(path) or not os.access(path if os.path.exists(path) else folder, os.W_OK):
+                raise ValueError(f"--{name} {path} cannot be written: give a file name in a folder that exists")
+        other = first.setdefault(os.path.realpath(path), name)
+        if other != name and not path.startswith("/dev/"):
+            raise ValueError(
+                f"--{name} {path} is also the file of --{other}, and would replace it; give another name"
+            )
 
 
 def _write_profile(path: str, config: TrainConfig, reports: list[dict]) -> str:
     if "profile" not in reports[0]:
+        if reports[0].get("stopped_by"):
+            return f"profile: {path} is not written, because the last step, which it shows, was not reached"
         return f"profile: {path} is not written, because no step was left to record"
     step_profile(planned(config), [report.pop("profile") for report in reports]).save(path)
     return f"profile: open {path} at https://ui.perfetto.dev to see step {config.steps} of all ranks"
 
 
 def _write_report(path: str, config: TrainConfig, reports: list[dict]) -> str:
+    stopped, done = reports[0].get("stopped_by"), len(reports[0]["losses"])
     with open(path, "w", encoding="utf-8") as file:
         json.dump({"losses": reports[0]["losses"], "ranks": reports}, file)
-    return f"report: python -m book.figures.report {path} draws it"
+    so_far = f", as far as it came: {done} of {config.steps} steps" if stopped else ""
+    return f"report: python -m book.figures.report {path} draws it{so_far}"
 
 
 def _summary(config: TrainConfig, report: dict) -> str:
     sent = sum(sent for _, sent in report["traffic"].values())
+    token = config.corpus.tokens.removesuffix("s")
     first, last = report["losses"][0], report["losses"][-1]
     before = [] if report["step_s"] else [f"all {config.steps} steps were done before: nothing was left to train"]
-    lines = [*before, f"loss: {first:.3f} nats per byte in the first step, {last:.3f} in step {config.steps}"]
+    wrote = [_shown(report["sample"])] if report.get("sample") else []
+    lines = [
+        *before,
+        *wrote,
+        f"loss: {first:.3f} nats per {token} in the first step, {last:.3f} in step {config.steps}",
+    ]
     if report["validation"]:
-        floor = data.unigram_entropy(data.load().validation)
-        lines.append(f"validation: {report['validation'][-1][1]:.3f} (byte frequencies alone give {floor:.3f})")
+        floor = data.unigram_entropy(config.corpus.load().validation)
+        lines.append(f"validation: {report['validation'][-1][1]:.3f} ({token} frequencies alone give {floor:.3f})")
     if held := report["peak_bytes"].get("total"):  # nothing if all steps were done before
         lines.append(f"rank 0 sent {sent / 1e6:.1f} MB and held at most {held / 1e6:.1f} MB of tensors")
     return "\n".join(lines)
+
+
+def _shown(sample: str) -> str:
+    """What the model wrote, indented, as this terminal can show it."""
+    lines = "\n".join(["the model writes:", *(f"    {line}" for line in sample.split("\n"))])
+    encoding = sys.stdout.encoding or "utf-8"
+    return lines.encode(encoding, "backslashreplace").decode(encoding)
 
 
 if __name__ == "__main__":

@@ -28,6 +28,8 @@ Options of lib.train change the layout and leave the sickness: --dp 1 --tp 2, --
 --causes lists what it can be; healthy instead of a seed is a run without sickness. Then answer, of two causes both:
   {program} {seed} --answer CAUSE PLACE"""
 
+SETTINGS = (Layout, GPTConfig, TrainConfig)  # of which options change a sick run
+
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
@@ -45,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--certify", action="store_true", help="compare three steps with one process in float64")
     answer = "judge an answer; of a run with two causes give this twice"
     parser.add_argument("--answer", nargs=2, action="append", metavar=("CAUSE", "PLACE"), help=answer)
-    add_options(parser)
+    add_options(parser, SETTINGS)
     args = parser.parse_args(argv)
     if args.causes:
         return print(causes_text())
@@ -57,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         run = SickRun.drawn(args.drawn_by)
         if args.answer:
             return parser.exit(_judged(run, args.answer))
-        changed = {name: x for of in (Layout, GPTConfig, TrainConfig) for name, x in chosen(args, of).items()}
+        changed = {name: x for of in SETTINGS for name, x in chosen(args, of).items()}
         _show(run.under(**changed), args, parser.prog)
     except PractiseError as error:
         parser.exit(2, f"{parser.prog}: {in_options(str(error))}\n")

@@ -26,15 +26,18 @@ import torch
 
 from lib.checkpoint import files
 from lib.checkpoint.files import BrokenCheckpoint, CheckpointError
-from lib.checkpoint.settings import RunSettings
+from lib.checkpoint.settings import RunSettings, RunText
 from lib.checkpoint.storage import check_shapes, files_of, read_metadata
 from lib.model import GPT, GPTConfig
 
-VERSION = 1  # of the format of a checkpoint; a newer lib has a larger version
+VERSION = 2  # of the format of a checkpoint; a newer lib has a larger version. 2 knows the text
 RUN = "run.json"
 CONTENT = {"version": int, "step": int, "optimizer": str, "config": dict, "losses": list, "validation": list}
 # Together with the model, these settings determine the losses.
-DECISIVE = ("global_batch", "lr", "max_norm", "seed", "dtype", "compute_dtype")
+DECISIVE = (
+    *("global_batch", "lr", "warmup_steps", "lr_end", "weight_decay", "beta1", "beta2", "max_norm", "seed", "dtype"),
+    "compute_dtype",
+)
 
 
 def path_of(folder: str, step: int) -> str:
@@ -211,6 +214,8 @@ def run_of(path: str) -> dict:
 def _check(path: str, config: RunSettings) -> None:
     """Check that this run can continue from a checkpoint: complete, with the same model and optimizer."""
     run, metadata = run_of(path), read_metadata(path)
+    now, before = asdict(config), run["config"]
+    _check_text(config.corpus, before.get("corpus"), path)
     files.check_files(path, files_of(metadata))
     with torch.device("meta"):
         whole = GPT(config.model)
@@ -221,8 +226,21 @@ def _check(path: str, config: RunSettings) -> None:
             raise CheckpointError(f"{path} is of a different model: {field.name}={there} there, and {here} here")
     if run["step"] > config.steps:
         raise CheckpointError(f"{path} has {run['step']} finished steps, more than steps={config.steps}; use more")
-    now, before = asdict(config), run["config"]
-    changed = [name for name in DECISIVE if now[name] != before.get(name)]
-    other = [f"{name}={now[name]} (was {before.get(name)})" for name in changed]
+    before = {field.name: field.default for field in fields(config)} | before  # an older lib has fewer settings
+    falls = now["lr_end"] < 1  # along a cosine that ends with the last step
+    decisive = [*DECISIVE, *(["steps"] if falls else [])]
+    changed = [name for name in decisive if now[name] != before[name]]
+    other = [f"{name}={now[name]} (was {before[name]})" for name in changed]
     if other:
         print(f"{path}: continues with {', '.join(other)}, so the losses differ from one run", file=sys.stderr)
+
+
+def _check_text(here: RunText, before: dict | None, path: str) -> None:
+    """Raise a CheckpointError if the checkpoint was trained on another text, or on other tokens of it."""
+    its = {name: x for name, x in (before or {}).items() if hasattr(here, name)}
+    there = type(here)(**its)  # an older lib had one text, the default
+    if (here.sha256, here.tokens) != (there.sha256, there.tokens):
+        raise CheckpointError(
+            f"{path} was trained on {there.named()}, and this run reads {here.named()}: give it the same --text and "
+            "--tokens, or a different folder to --checkpoint"
+        )

@@ -14,12 +14,9 @@ Here a signal only stores a number, which the rank checks between two steps, and
 from __future__ import annotations
 
 import os
-import signal
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import ExitStack
 
 import torch
 
@@ -27,63 +24,11 @@ from lib import comm
 from lib.checkpoint import files, folder
 from lib.checkpoint.files import CheckpointError
 from lib.checkpoint.settings import Checkpoints
+from lib.checkpoint.signals import SIGNALS, on_signals, pass_on, passed_on  # noqa: F401 their old place
 from lib.checkpoint.storage import Save, restore
 from lib.launch import device
 from lib.parallel_model import ParallelModel
 from lib.runtime.hang import named_ranks
-
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)  # of Slurm before its time limit: --signal=USR1@60
-
-
-@contextmanager
-def _on_signals(wish: Callable[[int], None]) -> Iterator[None]:
-    """Inside, the first Ctrl-C and each other signal call `wish` with their number; a second Ctrl-C acts as usual."""
-    came = False
-
-    def handle(number: int, frame: object) -> None:
-        nonlocal came
-        if came and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        came = True
-        wish(number)
-
-    before = {}
-    if threading.current_thread() is threading.main_thread():  # only the main thread may set handlers
-        heard = [number for number in SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
-        before = {number: signal.signal(number, handle) for number in heard}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def pass_on(path: str) -> AbstractContextManager[None]:
-    """A context for the process that started the ranks, which get no signal of the terminal: a file tells rank 0."""
-    name = os.path.join(path, files.STOP)
-
-    def write(number: int) -> None:
-        try:
-            with open(name + ".new", "w") as file:
-                file.write(str(number))
-            os.replace(name + ".new", name)  # it is not read before it is complete
-        except OSError as error:
-            if not os.path.lexists(name):
-                print(f"\n{name} could not be written, so the run goes on: {files.reason(error)}", file=sys.stderr)
-
-    return _on_signals(write)
-
-
-def passed_on(path: str) -> int:
-    """The number of the signal that was passed on; SIGTERM if a person made the file, whatever it is; 0 without it."""
-    name, text = os.path.join(path, files.STOP), b""
-    if not os.path.lexists(name):
-        return 0
-    if os.path.isfile(name):  # no folder, and no pipe, which would be read forever
-        with suppress(OSError), open(name, "rb") as file:
-            text = file.read(20).strip()
-    number = int(text) if text.isdigit() else 0
-    return number if number in SIGNALS else int(signal.SIGTERM)
 
 
 class Saver:
@@ -112,7 +57,7 @@ class Saver:
         self._check_folder()
 
     def __enter__(self) -> Saver:
-        self._leave.enter_context(_on_signals(self._note))
+        self._leave.enter_context(on_signals(self._note))
         return self
 
     def __exit__(self, *error: object) -> None:

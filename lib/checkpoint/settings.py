@@ -9,10 +9,21 @@ from lib.layout import whole_number
 from lib.model import GPTConfig
 
 
+class RunText(Protocol):
+    """A dataclass with what a run trains on: a text is the same if its SHA-256 is, and its tokens are."""
+
+    sha256: str
+    tokens: str
+
+    def named(self) -> str:
+        """The text in a few words."""
+
+
 class RunSettings(Protocol):
     """A dataclass with the settings of a run: these, and those that determine its losses (`folder.DECISIVE`)."""
 
     model: GPTConfig
+    corpus: RunText
     steps: int
 
 

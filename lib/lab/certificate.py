@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from lib import comm, data
 from lib.data_parallel.flat import MakeOptimizer
@@ -28,6 +29,8 @@ from lib.parallel import parallelize
 from lib.parallel_model import BatchLoss, ParallelModel
 from lib.placement import shard
 from lib.training.config import TrainConfig
+from lib.training.learning_rate import set_learning_rate
+from lib.training.loop import adamw
 
 Batch = tuple[Tensor, Tensor]
 ADAMW = partial(torch.optim.AdamW, lr=1e-2)
@@ -64,6 +67,8 @@ def certify(
     model: nn.Module,
     batches: Sequence[Batch],
     max_norm: float,
+    optimizer: MakeOptimizer = ADAMW,
+    before_step: Callable[[Optimizer, int], None] = lambda *_: None,
     *,
     make: Callable[[nn.Module, Mesh, Layout, MakeOptimizer], ParallelModel] = parallelize,
     loss: BatchLoss = mean_over_tokens,
@@ -74,35 +79,50 @@ def certify(
         model: in float64, equal on all ranks; it is not changed.
         batches: inputs and targets [B, T], a step each; targets of -100 do not count.
         max_norm: to which gradients are clipped.
+        optimizer: of the layout and of one process.
+        before_step: called with an optimizer and the number of its next step, such as to set its learning rate.
         make: parallelizes a copy of the model; for your own, a function that calls `assemble`.
         loss: of one process, from its output and all targets, in the form that `assemble` takes.
 
     Raises:
         ValueError: a layout with a different number of ranks.
     """
-    steps = list(_twin_steps(copy.deepcopy(model), batches, max_norm, loss))
+    steps = list(_twin_steps(copy.deepcopy(model), batches, max_norm, optimizer, before_step, loss))
     meshes: dict[str, Mesh] = {}  # a mesh serves all layouts of its shape
     distances = []
     for layout in layouts:
         if (shape := str(layout.sizes)) not in meshes:
             meshes[shape] = Mesh(MeshShape(**layout.sizes), world)
-        ours = make(copy.deepcopy(model), meshes[shape], layout, ADAMW)
-        distances.append(_certified(ours, batches, max_norm, steps))
+        ours = make(copy.deepcopy(model), meshes[shape], layout, optimizer)
+        distances.append(_certified(ours, batches, max_norm, steps, before_step))
     return distances
 
 
 def certify_run(world: Group, config: TrainConfig, steps: int = 3) -> Apart:
-    """How far a run is from one process in its first steps: its layout, model, data and clipping, in float64."""
+    """How far a run is from one process in its first steps, in float64: layout, model, text, clipping and AdamW.
+
+    Its learning rate is the schedule of the run below a highest rate of 1e-2, whatever `config.lr`: so high a rate that
+    rounding grows is a property of the rate, and not of the layout.
+    """
+    tokens = config.corpus.load().train
     sizes = {"global_batch": config.global_batch, "context": config.model.context, "seed": config.seed}
-    batches = [data.batch(data.load().train, step, **sizes) for step in range(steps)]
+    batches = [data.batch(tokens, step, **sizes) for step in range(steps)]
     torch.manual_seed(config.seed)
     model = GPT(config.model).to(device(), torch.float64)
     here = [(x.to(device()), y.to(device())) for x, y in batches]
-    return certify(world, [config.layout], model, here, config.max_norm)[0]
+    optimizer, rate = adamw(config, ADAMW.keywords["lr"]), partial(set_learning_rate, config=config)
+    return certify(world, [config.layout], model, here, config.max_norm, optimizer, rate)[0]
 
 
-def _twin_steps(twin: nn.Module, batches: Sequence[Batch], max_norm: float, loss_of: BatchLoss) -> Iterator[_Step]:
-    optimizer = ADAMW(twin.named_parameters())
+def _twin_steps(
+    twin: nn.Module,
+    batches: Sequence[Batch],
+    max_norm: float,
+    make: MakeOptimizer,
+    before_step: Callable[[Optimizer, int], None],
+    loss_of: BatchLoss,
+) -> Iterator[_Step]:
+    optimizer = make(twin.named_parameters())
     drop_by_rows(twin)
     for number, (inputs, targets) in enumerate(batches):
         optimizer.zero_grad()
@@ -112,17 +132,25 @@ def _twin_steps(twin: nn.Module, batches: Sequence[Batch], max_norm: float, loss
             loss.backward()
         nn.utils.clip_grad_norm_(twin.parameters(), max_norm)
         gradients = {name: p.grad.clone() for name, p in twin.named_parameters()}
+        before_step(optimizer, number)
         optimizer.step()
         yield _Step(loss.detach(), gradients, {name: p.detach().clone() for name, p in twin.named_parameters()})
 
 
-def _certified(ours: ParallelModel, batches: Sequence[Batch], max_norm: float, steps: list[_Step]) -> Apart:
+def _certified(
+    ours: ParallelModel,
+    batches: Sequence[Batch],
+    max_norm: float,
+    steps: list[_Step],
+    before_step: Callable[[Optimizer, int], None],
+) -> Apart:
     worst = torch.zeros(3, dtype=torch.float64, device=device())
     gradients: list[Tensor] = []  # their distances, measured as the optimizer steps: shards have gradients then
     ours.optimizer.register_step_pre_hook(
         lambda *_: gradients.append(_farthest(ours, steps[len(gradients)].gradients, lambda p: p.grad))
     )
     for number, ((inputs, targets), wanted) in enumerate(zip(batches, steps, strict=True)):
+        before_step(ours.optimizer, number)
         loss = ours.step(inputs, targets, max_norm, number)
         weights = _farthest(ours, wanted.weights, lambda p: p.detach())
         apart = torch.stack([(loss - wanted.loss).abs() / wanted.loss, gradients[number], weights])

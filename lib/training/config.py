@@ -11,6 +11,7 @@ import argparse
 import inspect
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 
 import torch
@@ -19,6 +20,7 @@ from lib.checkpoint.settings import Checkpoints
 from lib.cost.sizes import BUCKET_BYTES, RECOMPUTE, ZERO_STAGES
 from lib.layout import SCHEDULES, Layout, whole_number
 from lib.model import GPTConfig
+from lib.training.text import TOKENS, Text
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 COMPUTE_DTYPES = {"bfloat16": torch.bfloat16}  # float16 would need loss scaling
@@ -31,9 +33,16 @@ class TrainConfig:
     Args:
         model: sizes of the GPT.
         layout: parallelism over ranks.
+        corpus: the text that it trains on.
         steps: optimizer steps.
         global_batch: sequences per step, over all ranks.
-        lr: learning rate of AdamW.
+        lr: highest learning rate of AdamW.
+        warmup_steps: steps in which the learning rate rises to lr.
+        lr_end: fraction of lr to which it then falls until the last step, along a cosine; 1 is a constant rate.
+        weight_decay: of AdamW, which takes learning rate times weight_decay of every weight in each step, also of norms
+            and biases.
+        beta1: of AdamW, how much of its mean of gradients stays in a step.
+        beta2: of AdamW, how much of its mean of squared gradients stays in a step.
         max_norm: norm to which all gradients together are clipped.
         seed: seed of weights, data and dropout, equal in every layout.
         dtype: dtype of the weights that the optimizer steps.
@@ -47,9 +56,15 @@ class TrainConfig:
 
     model: GPTConfig = field(default_factory=GPTConfig)
     layout: Layout = field(default_factory=Layout)
+    corpus: Text = field(default_factory=Text)
     steps: int = 100
     global_batch: int = 16
     lr: float = 3e-3
+    warmup_steps: int = 0
+    lr_end: float = 1.0
+    weight_decay: float = 0.01
+    beta1: float = 0.9
+    beta2: float = 0.999
     max_norm: float = 1.0
     seed: int = 0
     dtype: str = "float32"
@@ -58,11 +73,24 @@ class TrainConfig:
     bucket_bytes: int = BUCKET_BYTES
 
     def __post_init__(self) -> None:
-        for name, least in (("steps", 1), ("global_batch", 1), ("bucket_bytes", 1), ("validate_every", 0)):
-            whole_number(name, getattr(self, name), least)
+        for name in ("steps", "global_batch", "bucket_bytes"):
+            whole_number(name, getattr(self, name), 1)
+        for name in ("validate_every", "warmup_steps"):
+            whole_number(name, getattr(self, name), 0)
         for name in ("lr", "max_norm"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"{name}={getattr(self, name)} must be a number above 0")
+        for name, below in (("weight_decay", math.inf), ("beta1", 1), ("beta2", 1)):
+            if not 0 <= getattr(self, name) < below:
+                at_most = f" and less than {below}" if below == 1 else ", and finite"
+                raise ValueError(f"{name}={getattr(self, name)} must be at least 0{at_most}")
+        if not 0 <= self.lr_end <= 1:
+            raise ValueError(f"lr_end={self.lr_end} must be a fraction of lr, from 0 to 1 (1: a constant rate)")
+        if self.warmup_steps >= self.steps:
+            raise ValueError(
+                f"warmup_steps={self.warmup_steps} leaves none of steps={self.steps} for the full learning rate; warm "
+                "up for fewer, or take more steps"
+            )
         if self.dtype not in DTYPES:
             raise ValueError(f"dtype={self.dtype!r} must be one of {', '.join(DTYPES)}")
         if self.compute_dtype not in (None, *COMPUTE_DTYPES):
@@ -78,21 +106,22 @@ class TrainConfig:
 
 # ---- on the command line --------------------------------------------------------------------------------------------
 
-SETTINGS = (TrainConfig, Layout, GPTConfig, Checkpoints)  # their fields become options
-NO_OPTIONS = ("model", "layout", "vocab_size")  # a token is a byte
+SETTINGS = (TrainConfig, Text, Layout, GPTConfig, Checkpoints)  # their fields become options
+NO_OPTIONS = ("model", "layout", "corpus", "vocab_size", "sha256")  # the last two follow from the text
 CHOICES = {
     "schedule": list(SCHEDULES),
     "zero": ZERO_STAGES,
     "recompute": RECOMPUTE,
+    "tokens": list(TOKENS),
     "dtype": list(DTYPES),
     "compute_dtype": list(COMPUTE_DTYPES),
 }
 KINDS = {"int": int, "float": float, "str": str}
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """An option for each field of `SETTINGS`: `stages_per_rank` is `--stages-per-rank`."""
-    for config in SETTINGS:
+def add_options(parser: argparse.ArgumentParser, settings: Sequence[type] = SETTINGS) -> None:
+    """An option for each field of these dataclasses: `stages_per_rank` is `--stages-per-rank`."""
+    for config in settings:
         says = _described(config)
         for setting in fields(config):
             if setting.name in NO_OPTIONS:

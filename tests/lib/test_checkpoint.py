@@ -27,7 +27,7 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from lib import run
 from lib import train as train_command
-from lib.checkpoint import files, saver, storage
+from lib.checkpoint import files, saver, signals, storage
 from lib.checkpoint import folder as folders
 from lib.checkpoint.__main__ import main as export
 from lib.checkpoint.boxes import Box, boxes_of_part, boxes_of_range
@@ -615,7 +615,7 @@ def denied(*args, **kwargs):
 
 def test_a_stop_that_cannot_be_read_is_a_wish(tmp_path, monkeypatch):
     (tmp_path / "stop").write_text("2")
-    monkeypatch.setattr(saver, "open", denied, raising=False)
+    monkeypatch.setattr(signals, "open", denied, raising=False)
     assert passed_on(str(tmp_path)) == signal.SIGTERM
 
 
@@ -893,6 +893,24 @@ def test_a_run_that_goes_on_with_another_batch_or_rate_says_so(saved, capsys):
     assert "continues with global_batch=48 (was 24), lr=0.5 (was " in capsys.readouterr().err
     folders.choose(str(saved), "auto", dataclasses.replace(on(zero=1), compute_dtype="bfloat16"))
     assert "continues with compute_dtype=bfloat16 (was None), so the losses" in capsys.readouterr().err
+    folders.choose(str(saved), "auto", dataclasses.replace(on(), steps=12, lr_end=0.1, weight_decay=0.2))
+    says = "continues with lr_end=0.1 (was 1.0), weight_decay=0.2 (was 0.01), steps=12 (was 6), so the losses differ"
+    assert says in capsys.readouterr().err
+    folders.choose(str(saved), "auto", dataclasses.replace(on(), steps=12))
+    assert capsys.readouterr().err == "", "without a decay more steps change no rate"
+
+
+def test_a_checkpoint_of_an_older_lib_has_the_defaults(saved, capsys):
+    """A lib that had one text, and no schedule, trained as these settings do."""
+    path = saved / "step-00000006" / "run.json"
+    its = json.loads(path.read_text(encoding="utf-8"))
+    for name in ("corpus", "warmup_steps", "lr_end", "weight_decay", "beta1", "beta2"):
+        del its["config"][name]
+    path.write_text(json.dumps(its | {"version": 1}), encoding="utf-8")
+    note_checksums(str(path.parent), {"run.json": checksum(str(path.parent), "run.json")})
+    assert folders.choose(str(saved), "auto", on()).endswith("6") and capsys.readouterr().err == ""
+    folders.choose(str(saved), "auto", dataclasses.replace(on(), weight_decay=0.2))
+    assert "continues with weight_decay=0.2 (was 0.01), so" in capsys.readouterr().err
 
 
 def test_two_runs_in_one_folder(tmp_path):

@@ -23,6 +23,10 @@ OLD = {
     "lib.runtime.ranks.RunTimeout": "lib.runtime.errors.RunTimeout",
     "lib.torchrun.start.StartError": "lib.runtime.errors.StartError",
     "lib.training.config.Checkpoints": "lib.checkpoint.settings.Checkpoints",
+    "lib.checkpoint.saver.SIGNALS": "lib.checkpoint.signals.SIGNALS",
+    "lib.checkpoint.saver.on_signals": "lib.checkpoint.signals.on_signals",
+    "lib.checkpoint.saver.pass_on": "lib.checkpoint.signals.pass_on",
+    "lib.checkpoint.saver.passed_on": "lib.checkpoint.signals.passed_on",
 }
 
 
