@@ -118,9 +118,9 @@ def _twin_steps(
     twin: nn.Module,
     batches: Sequence[Batch],
     max_norm: float,
-    make: MakeOptimizer,
-    before_step: Callable[[Optimizer, int], None],
-    loss_of: BatchLoss,
+    make: MakeOptimizer = ADAMW,
+    before_step: Callable[[Optimizer, int], None] = lambda *_: None,
+    loss_of: BatchLoss = mean_over_tokens,
 ) -> Iterator[_Step]:
     optimizer = make(twin.named_parameters())
     drop_by_rows(twin)

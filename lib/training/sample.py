@@ -16,14 +16,14 @@ import torch
 from lib.data import Corpus
 from lib.launch import device
 from lib.model import GPT
-from lib.parallel import ParallelGPT
+from lib.parallel_model import ParallelModel
 from lib.training.config import TrainConfig
 
 TEMPERATURE = 0.8  # below 1: likely tokens become more likely
 
 
 @torch.no_grad()
-def sample(model: ParallelGPT, corpus: Corpus, config: TrainConfig) -> str:
+def sample(model: ParallelModel, corpus: Corpus, config: TrainConfig) -> str:
     """The text of `config.corpus.sample` tokens that the model writes, on rank 0; "" on the others. All ranks call it.
 
     It begins after a line end, or, if the text has none, after the first token of the text.
