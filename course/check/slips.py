@@ -76,6 +76,8 @@ def _precision(got: list[Data], expected: list[Data], wrong: Collection[str]) ->
             is_now, must_be = _dtype(have), _dtype(right)
             return f"Your tensor is {is_now}: {name} must be {must_be}, like what was given. {BY_DEFAULT}"
     differing = [pair for pair in pairs if not torch.equal(pair[1], pair[2])]
+    if not differing:  # what is wrong is no tensor, such as a key too many
+        return ""
     name, have, right = differing[0]
     if torch.equal(have, right.float().to(right.dtype)):
         return f"Your tensor is float32 on the way, and half of the digits are lost: {name}. {BY_DEFAULT}"

@@ -109,6 +109,11 @@ def test_a_tensor_in_float32_is_told(found, words):
         assert named_slip([{"x": {"a": [found]}}], [{"x": {"a": [X]}}]) == said
 
 
+def test_a_key_too_many_is_no_slip_of_digits():
+    right = {"x": {"a": X}}
+    assert named_slip([{"x": {"a": X, "b": 1}}], [right]) == ""
+
+
 def test_tensors_that_are_not_float64_are_compared_too():
     short, off = X.float(), X.float() * (1 + 2**-22)
     assert named_slip([{"x": off}], [{"x": short}]).startswith("x: right in six digits")
