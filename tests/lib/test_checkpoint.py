@@ -418,13 +418,14 @@ def killed(world, config, checkpoints, moment, victim):
     return train(world, config, True, checkpoints)
 
 
-TO_BE_KILLED = dataclasses.replace(on(dp=2, zero=1), dtype="float32", validate_every=0)
+def to_be_killed():
+    return dataclasses.replace(on(dp=2, zero=1), dtype="float32", validate_every=0)
 
 
 @pytest.fixture(scope="module")
 def not_killed():
     """The losses of the run that nobody kills."""
-    return run(train, 2, TO_BE_KILLED, True)[0]["losses"]
+    return run(train, 2, to_be_killed(), True)[0]["losses"]
 
 
 @pytest.mark.thorough("each place is a run that is killed and one that resumes")
@@ -440,7 +441,7 @@ def not_killed():
     ],
 )
 def test_killed_in_the_middle_of_a_save(moment, victim, goes_on_from, tmp_path, not_killed):
-    config, settings = TO_BE_KILLED, Checkpoints(str(tmp_path), 2, keep=1)
+    config, settings = to_be_killed(), Checkpoints(str(tmp_path), 2, keep=1)
     with pytest.raises(RankError, match="SIGKILL"):
         run(killed, 2, config, settings, moment, victim)
     assert [folders.step_of(path) for path in folders.complete(str(tmp_path))] == [goes_on_from]
