@@ -19,9 +19,7 @@ from lib.text import TEXT
 
 TOKENS = ("bytes", "characters")
 VALIDATION = 0.1  # of a text
-SHARED_BY = (
-    64  # a vocabulary of characters is rounded up to a multiple of it, so that tensor-parallel ranks can share it
-)
+SHARED_BY = 64  # characters are rounded up to a multiple of it, so that tensor-parallel ranks can share a vocabulary
 
 
 @dataclass(frozen=True)
