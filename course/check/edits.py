@@ -9,11 +9,11 @@ The idea: a list. The hint is indented below the wrong text, and the repair is i
             Divide by the number of ranks.
 
 - `old => new` replaces a piece that is in the program once, `old =>` removes it, and `=> new` replaces the piece of the
-  edit above. Each is one line; the next line edits what the line before has left.
+  edit above. Each is one line; the next line edits the result of the line before.
 - `returns result / 2`: the program returns that, of its `result` and its arguments.
 - Another line is the wrong program itself: an expression, among the names of the file.
 - `hangs`: this program does not return.
-- `or` begins another wrong program with the same hint, on this line or on the next.
+- `or` begins a further wrong program with the same hint, on this line or on the next.
 - `in loss, weights:` begins mistakes of which only the results with one of these words in their name must agree, and
   `in all:` ends them. On the line of a program it counts for this hint alone.
 """
@@ -161,13 +161,13 @@ def _words(listed: str) -> tuple[str, ...]:
 
 
 def _sides(line: str) -> tuple[str, str]:
-    """The piece that an edit replaces, "" where it is that of the edit above, and what it is replaced by."""
+    """The old piece, "" if it is the one of the edit above, and the new piece."""
     piece, _, new = line.partition("=>")
     return piece.strip(), new.strip()
 
 
 def _changed(program: Edited, edits: list[tuple[str, str]], others: list[str]) -> Edited:
-    """The wrong program of these edits, one after the other, and of the other lines.
+    """The wrong program of these edits, in their order, and of the remaining lines.
 
     Raises:
         ValueError: they are neither one expression nor edits, with one `returns` at most; or a piece is not there once.
@@ -195,9 +195,9 @@ def _replaced_once(text: str, old: str, new: str) -> str:
 
 
 class Entry(NamedTuple):
-    """A hint of a list, with what is above and below it."""
+    """A hint of a list, with the programs above it and the repair below."""
 
-    programs: list[list[str]]  # the lines of each: what stands between two `or`
+    programs: list[list[str]]  # the lines of each, between two `or`
     hint: str
     repair: str
 
@@ -235,7 +235,7 @@ def _entry(programs: list[list[str]], hint: list[str], repair: list[str]) -> Ent
 
 
 def _put(line: str, programs: list[list[str]]) -> None:
-    """Put a line to the last program, or behind `or` into a new one."""
+    """Add a line to the last program, or after `or` to a new one."""
     if line == "or":
         programs.append([])
     elif line.startswith("or "):

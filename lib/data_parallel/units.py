@@ -82,7 +82,7 @@ class Unit:
     def reshard(self) -> None:
         """Free the memory of the full parameters.
 
-        Tensors that autograd saved use the same storage, which is filled again in backward.
+        Tensors that autograd saved use the same storage: backward fills it again.
         """
         self._arrive()
         self.is_whole = False
@@ -139,7 +139,7 @@ TWO_FORWARDS = (
     "backward of each forward by itself, since gradients add up, or one forward of both inputs (torch.cat)"
 )
 ALREADY_FREED = (
-    "backward has passed the unit of {} and freed it, and now reads a parameter of it that another layer used: leave "
+    "backward has passed the unit of {} and freed it, and now reads a parameter of it that a second layer used: leave "
     "that unit out of units=, which makes it part of the root"
 )
 
@@ -151,7 +151,7 @@ class UnitSchedule:
     gather the same units in the same order, also units that a rank does not use.
 
     Args:
-        units: the root, then the other units in the order in which forward uses them.
+        units: the root, then the rest in the order in which forward uses them.
         reshard_after_forward, prefetch: as for `FSDP`.
         sums: told of each unit that backward has passed, so that its sum starts: other ranks wait for it.
 
@@ -260,7 +260,7 @@ class UnitSchedule:
         return saved_tensors_hooks(pack, unpack)
 
     def _backward_is_at(self, unit: Unit, number: int) -> None:
-        """Backward, through the forward of this number, has reached a unit: the first gradient of its output exists."""
+        """Backward, through the forward of this number, reaches a unit: the first gradient of its output exists."""
         if not self._backward:
             Variable._execution_engine.queue_callback(self.end_backward)  # as torch's own wrappers do
             self.sums.end_microbatch()  # of an earlier backward through the same forward
