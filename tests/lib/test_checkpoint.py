@@ -751,9 +751,9 @@ def test_a_path_that_is_older_than_what_is_in_the_folder(saved, capsys, nothing_
 
 
 def test_a_newer_version_is_refused_and_left_where_it_is(saved, capsys, nothing_is_trained):
-    edit_run(saved / "step-00000006", version=2)
+    edit_run(saved / "step-00000006", version=folders.VERSION + 1)
     said = refused(f"--checkpoint {saved} --resume auto", capsys)
-    assert said.endswith("step-00000006 has version 2, and this lib reads up to 1; use a newer lib")
+    assert said.endswith("step-00000006 has version 3, and this lib reads up to 2; use a newer lib")
 
 
 def test_what_was_saved_before_there_were_families_is_a_gpt2(saved):
