@@ -16,7 +16,7 @@ WHATS = RANK, WAITED = "the slow rank", "seconds that the others wait for it"
 def traced(generator, slow):
     """The collectives of each rank: `slow` needs a fifth more, another rank halts once, and two clocks differ."""
     ahead_s = (1 if whole(generator, 0, 2) else -1) * whole(generator, 400, 900) / 1000  # of the second host's clock
-    halts = (slow + whole(generator, 1, 4)) % 4, whole(generator, 1, STEPS - 1)  # in the last step the slow rank is last
+    halts = (slow + whole(generator, 1, 4)) % 4, whole(generator, 1, STEPS - 1)  # not in the last: there slow is last
     now_s, events = [0.0] * 4, [[] for _ in range(4)]
     for step in range(STEPS):
         for seconds, groups in ((0.05, PAIRS), (0.03, ACROSS), (0.01, ALL)):
