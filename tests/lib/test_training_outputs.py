@@ -30,7 +30,11 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 SIZES = "--context 16 --d-model 16 --num-layers 2 --num-heads 2 --global-batch 8 --dtype float64"
 TINY = GPTConfig(context=16, d_model=16, num_layers=2, num_heads=2, dropout=0.1)
-CONFIG = TrainConfig(TINY, corpus=Text(sample=40), steps=4, global_batch=8, dtype="float64", validate_every=2)
+TINY_RUN = {"corpus": Text(sample=40), "steps": 4, "global_batch": 8, "dtype": "float64", "validate_every": 2}
+
+
+def tiny_run(**changed):
+    return TrainConfig(**{"model": TINY} | TINY_RUN | changed)
 
 
 def refused(flags, capsys):
@@ -129,7 +133,7 @@ def test_whole_numbers_are_numbers_and_names_may_have_either_line(tmp_path):
 def test_the_log_has_the_losses_and_rates_of_the_run(tmp_path):
     path = tmp_path / "run.jsonl"
     path.write_text("of an older run\n")
-    config = dataclasses.replace(CONFIG, warmup_steps=1)
+    config = tiny_run(warmup_steps=1)
     report = train(Group(), config, True, log=str(path))
     *steps, last = lines(path)
     assert [line["loss"] for line in steps] == report["losses"]
@@ -147,7 +151,7 @@ def test_a_log_grows_while_the_run_goes_on_and_when_it_continues(tmp_path, monke
         seen.append(len(lines(path)))
         return train_step(model, tokens, i, config)
 
-    config, folder = dataclasses.replace(CONFIG, validate_every=0), str(tmp_path / "runs")
+    config, folder = tiny_run(validate_every=0), str(tmp_path / "runs")
     with monkeypatch.context() as patch:
         patch.setattr(train_loop, "train_step", step)
         train(Group(), dataclasses.replace(config, steps=3), True, Checkpoints(folder), log=str(path))
@@ -208,7 +212,7 @@ def test_a_report_after_a_signal(number, code, saves, tmp_path, monkeypatch, cap
     written = json.loads(report.read_text())
     assert len(written["losses"]) == 3 and written["ranks"][0]["stopped_by"] == number
     assert "sample" not in written["ranks"][0] and "the model writes" not in captured.out
-    whole = train(Group(), dataclasses.replace(CONFIG, model=dataclasses.replace(TINY, dropout=0.0)), True)
+    whole = train(Group(), tiny_run(model=dataclasses.replace(TINY, dropout=0.0)), True)
     assert written["losses"] == whole["losses"][:3]
 
 
@@ -268,7 +272,7 @@ LAYOUTS = [
 
 
 def samples(world, layouts):
-    return [train(world, dataclasses.replace(CONFIG, layout=Layout(**one)), True)["sample"] for one in layouts]
+    return [train(world, tiny_run(layout=Layout(**one)), True)["sample"] for one in layouts]
 
 
 def test_a_sample_is_the_same_text_in_every_layout():
@@ -280,7 +284,7 @@ def test_a_sample_is_the_same_text_in_every_layout():
 
 def test_a_sample_is_drawn_from_what_the_model_says():
     """By hand: softmax at the temperature, and the number of each place."""
-    config = dataclasses.replace(CONFIG, corpus=Text(tokens="characters", sample=30))
+    config = tiny_run(corpus=Text(tokens="characters", sample=30))
     corpus = config.corpus.load()
     config = dataclasses.replace(config, model=dataclasses.replace(TINY, vocab_size=config.corpus.vocab_size()))
     model = train_loop.build(Group(), config)
@@ -304,7 +308,7 @@ def test_a_sample_is_drawn_from_what_the_model_says():
 
 
 def test_a_sample_of_a_sick_model_and_of_bytes_that_are_no_text(tmp_path, capsys):
-    config = dataclasses.replace(CONFIG, corpus=Text(sample=5))
+    config = tiny_run(corpus=Text(sample=5))
     model = train_loop.build(Group(), config)
     with torch.no_grad():
         model.stages[0].module.blocks[0].norm1.weight.fill_(float("nan"))
