@@ -16,7 +16,6 @@ from __future__ import annotations
 import os
 import sys
 import time
-from contextlib import ExitStack
 
 import torch
 
@@ -24,14 +23,14 @@ from lib import comm
 from lib.checkpoint import files, folder
 from lib.checkpoint.files import CheckpointError
 from lib.checkpoint.settings import Checkpoints
-from lib.checkpoint.signals import SIGNALS, on_signals, pass_on, passed_on  # noqa: F401 their old place
+from lib.checkpoint.signals import SIGNALS, Requests, on_signals, pass_on, passed_on  # noqa: F401 their old place
 from lib.checkpoint.storage import Save, restore
 from lib.launch import device
 from lib.parallel_model import ParallelModel
 from lib.runtime.hang import named_ranks
 
 
-class Saver:
+class Saver(Requests):
     """Saves a run, on all its ranks. A context: inside it, Ctrl-C, SIGTERM and SIGUSR1 are requests to stop.
 
     after a step: one all-reduce of two numbers, 8 bytes. A save: one all-gather of plans, and two of outcomes.
@@ -47,24 +46,13 @@ class Saver:
     """
 
     def __init__(self, model: ParallelModel, settings: Checkpoints, config: dict) -> None:
+        super().__init__()
         self.model, self.world, self.config = model, model.mesh.world, config
         self.settings: Checkpoints = comm.all_gather_object(settings, self.world)[0]
         self.stopped_by, self.unsaved = 0, ""
-        self._signal = 0  # that this rank got
         self._save: Save | None = None
         self._path, self._run = "", {}
-        self._leave = ExitStack()
         self._check_folder()
-
-    def __enter__(self) -> Saver:
-        self._leave.enter_context(on_signals(self._note))
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._leave.close()
-
-    def _note(self, number: int) -> None:
-        self._signal = number
 
     def _check_folder(self) -> None:
         """Lock the folder. Raises CheckpointError on every rank if they have different ones, or a run uses it."""
@@ -72,7 +60,7 @@ class Saver:
         token = f"{files.TOKEN}{self.world.rank}-{os.getpid()}-{time.time_ns()}"
         try:
             if self.world.rank == 0:
-                self._leave.callback(files.Lock(path).release)
+                self.callback(files.Lock(path).release)
             files.leave(path, token)
         except CheckpointError as error:
             problem = str(error)
@@ -91,7 +79,7 @@ class Saver:
         problem = comm.all_gather_object(problem, self.world)[0]
         files.remove(path, token)
         if problem:
-            self._leave.close()
+            self.close()
             raise CheckpointError(problem)
 
     def resume(self, report: dict) -> int:
@@ -132,7 +120,7 @@ class Saver:
             step: number of finished steps.
             report: the measurements so far, on rank 0.
         """
-        wish = self._signal or (passed_on(self.settings.checkpoint) if self.world.rank == 0 else 0)
+        wish = self.asked(self.world.rank, self.settings.checkpoint)
         mine = torch.tensor([wish, self._save is not None and self._save.writes], dtype=torch.int32)
         self.stopped_by, writes = comm.all_reduce(mine.to(device()), self.world, "max").tolist()
         is_last = is_last or bool(self.stopped_by)

@@ -11,7 +11,8 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from typing import Self
 
 from lib.checkpoint import files
 
@@ -67,3 +68,25 @@ def passed_on(path: str) -> int:
             text = file.read(20).strip()
     number = int(text) if text.isdigit() else 0
     return number if number in SIGNALS else int(signal.SIGTERM)
+
+
+class Requests(ExitStack):
+    """Requests to stop that this rank gets. A context: inside it, Ctrl-C, SIGTERM and SIGUSR1 only store their number.
+
+    What else is entered into the stack ends with it.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._signal = 0
+
+    def __enter__(self) -> Self:
+        self.enter_context(on_signals(self._note))
+        return self
+
+    def _note(self, number: int) -> None:
+        self._signal = number
+
+    def asked(self, rank: int, folder: str) -> int:
+        """Number of the signal that asks for a stop, 0 for none; rank 0 also looks into the folder, unless it is ""."""
+        return self._signal or (passed_on(folder) if folder and rank == 0 else 0)

@@ -7,17 +7,15 @@ report, as at its end. With a folder for checkpoints, `lib.checkpoint.saver.Save
 
 from __future__ import annotations
 
-from contextlib import ExitStack
-
 import torch
 
 from lib import comm
-from lib.checkpoint.signals import on_signals, passed_on
+from lib.checkpoint.signals import Requests
 from lib.launch import device
 from lib.mesh import Group
 
 
-class Stop:
+class Stop(Requests):
     """Requests to stop, on all ranks. A context: inside it, Ctrl-C, SIGTERM and SIGUSR1 are such requests.
 
     after a step: one all-reduce of a number, 4 bytes.
@@ -30,23 +28,11 @@ class Stop:
     """
 
     def __init__(self, world: Group, folder: str) -> None:
-        self.world, self.folder = world, folder
-        self.stopped_by = self._signal = 0
-        self._leave = ExitStack()
-
-    def __enter__(self) -> Stop:
-        self._leave.enter_context(on_signals(self._note))
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._leave.close()
-
-    def _note(self, number: int) -> None:
-        self._signal = number
+        super().__init__()
+        self.world, self.folder, self.stopped_by = world, folder, 0
 
     def after_step(self) -> bool:
         """Return whether to stop, equal on all ranks."""
-        wish = self._signal or (passed_on(self.folder) if self.folder and self.world.rank == 0 else 0)
-        mine = torch.tensor(wish, dtype=torch.int32, device=device())
+        mine = torch.tensor(self.asked(self.world.rank, self.folder), dtype=torch.int32, device=device())
         self.stopped_by = int(comm.all_reduce(mine, self.world, "max"))
         return bool(self.stopped_by)
