@@ -24,6 +24,7 @@ from lib.training.config_file import options_of_file, written_config
 from lib.training.step_log import StepLog
 from lib.training.stop import Stop
 from lib.training.text import Text
+from tests.lib.commands import refused
 from tests.on_time import on_time
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -35,14 +36,6 @@ TINY_RUN = {"corpus": Text(sample=40), "steps": 4, "global_batch": 8, "dtype": "
 
 def tiny_run(**changed):
     return TrainConfig(**{"model": TINY} | TINY_RUN | changed)
-
-
-def refused(flags, capsys):
-    with pytest.raises(SystemExit) as left:
-        main(flags)
-    captured = capsys.readouterr()
-    assert left.value.code == 2 and captured.out == "" and captured.err.count("\n") == 1
-    return captured.err.removeprefix("python -m lib.train: ").strip()
 
 
 def lines(path):

@@ -15,6 +15,7 @@ from lib.mesh import Group
 from lib.model import GPTConfig
 from lib.train import TrainConfig, main, planned, train
 from lib.training.text import Text
+from tests.lib.commands import refused
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -27,14 +28,6 @@ def french(tmp_path):
     path = tmp_path / "french.txt"
     path.write_text(FRENCH, encoding="utf-8")
     return path
-
-
-def refused(flags, capsys):
-    with pytest.raises(SystemExit) as left:
-        main(flags)
-    captured = capsys.readouterr()
-    assert left.value.code == 2 and captured.out == "" and captured.err.count("\n") == 1
-    return captured.err.removeprefix("python -m lib.train: ").strip()
 
 
 def test_characters_are_tokens_and_back():
