@@ -101,8 +101,8 @@ def certify(
 def certify_run(world: Group, config: TrainConfig, steps: int = 3) -> Apart:
     """How far a run is from one process in its first steps, in float64: layout, model, text, clipping and AdamW.
 
-    Its learning rate is the schedule of the run below a highest rate of 1e-2, whatever `config.lr`: so high a rate that
-    rounding grows is a property of the rate, and not of the layout.
+    The learning rate follows the schedule of the run, with 1e-2 instead of `config.lr` as its highest: a rate at which
+    rounding grows would say nothing about the layout.
     """
     tokens = config.corpus.load().train
     sizes = {"global_batch": config.global_batch, "context": config.model.context, "seed": config.seed}
