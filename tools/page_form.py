@@ -24,6 +24,7 @@ KINDS = {
     "evidence": "How this was measured",
     "figure": "How this was drawn",
     "setup": "Imports",
+    "plain": "Plain PyTorch, which any reader could write",
     "listing": "Show this yourself",
 }
 PACKAGES = ("lib", "course", "book")
@@ -187,6 +188,7 @@ def problems(notebook) -> list[str]:
     counted = {"words": size.words, "lines of visible code": size.lines, "minutes to read": size.minutes}
     found = [f"{n} {what}, at most {MOST[what]}" for what, n in counted.items() if n > MOST[what]]
     found += hidden_names(notebook)
+    found += not_plain(notebook)
     for cell in notebook.cells:
         found += [problem for guess in GUESS.findall(cell.source) for problem in problems_of_guess(guess)]
     for cell in code_cells(notebook):
@@ -209,6 +211,23 @@ def hidden_names(notebook) -> Iterator[str]:
             first = next(line for line in cell.source.splitlines() if line.strip())
             yield f"{first}: {', '.join(sorted(missing))}: defined only in a folded cell above"
         (folded if kind(cell) in ("evidence", "figure") else visible).update(defined)
+
+
+def not_plain(notebook) -> Iterator[str]:
+    """Folded as plain PyTorch, and uses a name that the page imports from the book's packages."""
+    imports = [
+        node
+        for cell in code_cells(notebook)
+        for node in ast.parse(cell.source).body
+        if isinstance(node, ast.ImportFrom)
+    ]
+    of_book = [node for node in imports if node.module.partition(".")[0] in PACKAGES]
+    names = {alias.asname or alias.name for node in of_book for alias in node.names}
+    for cell in code_cells(notebook):
+        used = globals_of(symtable.symtable(cell.source, "cell", "exec")) & names
+        if kind(cell) == "plain" and used:
+            first = next(line for line in cell.source.splitlines() if line.strip())
+            yield f"{first}: it is no plain PyTorch, with {', '.join(sorted(used))} of the book"
 
 
 def globals_of(table: symtable.SymbolTable) -> set[str]:
@@ -253,7 +272,7 @@ def problems_of_cell(cell) -> Iterator[str]:
         yield f"evidence begins with a sentence: {', '.join(LABELS)} ..."
     if of_kind == "evidence" and "alone" not in tags(cell) and measures_time(cell):
         yield "it measures a time, which other cells disturb: tag it alone"
-    if of_kind in ("idea", "figure", "setup") and calls(cell, "claim"):
+    if of_kind in ("idea", "figure", "setup", "plain") and calls(cell, "claim"):
         yield "a claim stands in a cell with the tag evidence"
     if of_kind == "setup" and not all(isinstance(node, ast.Import | ast.ImportFrom) for node in tree.body):
         yield "it holds more than imports"

@@ -104,6 +104,11 @@ IDEA = "two = 1 + 1\n"
         (IDEA, EXPLORER + IDEA, "a picture is made in a cell with the tag figure"),
         ("draw(", 'claim("x", 1, 1)\ndraw(', "a claim stands in a cell with the tag evidence"),
         ("import math\n", "import math\ndef f(): pass\n", "import math: it holds more than imports"),
+        (
+            "## Quiz",
+            cell("from lib import comm\n", "setup") + cell("def f():\n    comm.barrier\n", "plain") + "## Quiz",
+            "def f.*: it is no plain PyTorch, with comm of the book",
+        ),
         ("## Quiz", cell("# Measured: x.\nx = 1\n", "evidence") + "## Quiz", "evidence without a claim"),
         ("# Measured: two.\n", "", "evidence begins with a sentence: # Measured:, # Modelled:"),
         ('claim("two", 2, two)', 'claim("two", 2, lambda: two)', "it measures a time.*: tag it alone"),
