@@ -3,7 +3,6 @@
 import re
 from pathlib import Path
 
-import pytest
 import yaml
 
 from tests.book.book_project import build, load, soup
@@ -28,21 +27,6 @@ def test_every_page_is_in_the_table_of_contents():
     parts = yaml.safe_load(Path(library.ROOT, "_toc.yml").read_text())["parts"]
     chapter = next(c for part in parts for c in part["chapters"] if c["file"] == "book/library/index")
     assert {s["file"] for s in chapter["sections"]} == {f"book/library/{p.stem}" for p in PAGES.glob("*.rst")}
-
-
-@pytest.mark.parametrize(
-    ("text", "shown"),
-    [
-        ("a * b, *args and **kwargs", r"a \* b, \*args and \*\*kwargs"),
-        ("|x| of `|x|` and `a * b`", r"\|x\| of `|x|` and `a * b`"),
-        ("the list_ and a_name", r"the list\_ and a_name"),
-        ("Returns:\n    a sum", "Returns:\n    a sum"),
-        ("Like:\n\n    f(*x)\n\nthen * this", "Like::\n\n    f(*x)\n\nthen \\* this"),
-        ("It is so.\n\n    a * b\n\nThen.", "It is so.\n\n::\n\n    a * b\n\nThen."),
-    ],
-)
-def test_nothing_in_a_docstring_is_taken_for_markup_but_backticks_and_code(text, shown):
-    assert "\n".join(library.plain(text.split("\n"))) == shown
 
 
 def test_listing_reads_as_the_source_says(tmp_path, monkeypatch):
