@@ -2,11 +2,12 @@
 
 Docstrings are plain text with `code` in backticks, indented code, and sections. A section becomes a field; `Args`,
 `Attributes` and `Raises` are lists of names, and `a, b: text` is one entry of both. In the place of "a, b: as for X"
-stands the text that X has for them, if the module knows X.
+stands the text that X has for them, if X is a name of the scope.
 """
 
 import inspect
 import re
+from collections import ChainMap
 from collections.abc import Iterator, Mapping, Sequence
 from textwrap import dedent, indent
 from typing import NamedTuple
@@ -71,22 +72,22 @@ def items(body: Sequence[str]) -> list[Item]:
     return [Item(names, [*text[:1], *_flush(text[1:])]) for names, text in found]
 
 
-def items_of(thing: object, title: str) -> Iterator[Item]:
+def items_of(thing: object, title: str, scope: Mapping[str, object]) -> Iterator[Item]:
     """The entries that a class, with its bases, or a function has in the lists of this title."""
     for one in inspect.getmro(thing) if inspect.isclass(thing) else [thing]:
-        scope = getattr(inspect.getmodule(one), "__dict__", {})
+        its = ChainMap(getattr(inspect.getmodule(one), "__dict__", {}), scope)
         for body in (body for found, body in sections((inspect.getdoc(one) or "").split("\n")) if found == title):
-            yield from (full for item in items(body) for full in resolved(item, scope))
+            yield from (full for item in items(body) for full in resolved(item, its))
 
 
 def resolved(item: Item, scope: Mapping[str, object]) -> list[Item]:
-    """The entry with the text that it refers to, as far as the names of its module lead there."""
+    """The entry with the text that it refers to, as far as the names of the scope lead there."""
     match = AS_FOR.fullmatch(" ".join(item.text))
     if not match:
         return [item]
     found, rest = [], item.names
     for path in filter(None, match.group(1, 2)):
-        for theirs in items_of(looked_up(path, scope), "Args"):
+        for theirs in items_of(looked_up(path, scope), "Args", scope):
             if shared := tuple(name for name in rest if name in theirs.names):
                 found.append(Item(shared, [*theirs.text]))
                 rest = tuple(name for name in rest if name not in shared)
@@ -109,7 +110,7 @@ def rst(lines: Sequence[str], scope: Mapping[str, object]) -> list[str]:
     """The docstring's lines in reStructuredText.
 
     Args:
-        scope: names of the docstring's module, for `as for X`.
+        scope: what names in it mean: those of its module, and others that every module may refer to.
     """
     out: list[str] = []
     for title, body in sections(lines):

@@ -81,7 +81,8 @@ def with_section(lines: list[str], title: str, body: list[str]) -> list[str]:
     """The docstring with more lines at the end of a section, which is made if it is not there."""
     body = [f"    {line}" for line in body]
     if f"{title}:" not in lines:
-        return [*lines, "", f"{title}:", *body]
+        at = lines.index("Example:") if "Example:" in lines else len(lines)  # an example is last
+        return [*lines[:at], f"{title}:", *body, "", *lines[at:]]
     start = lines.index(f"{title}:") + 1
     end = next((i for i in range(start, len(lines)) if lines[i][:1].strip()), len(lines))
     while not lines[end - 1].strip():

@@ -12,7 +12,7 @@ documentation: outside of the library, where a page first mentions it.
 import inspect
 import re
 import sys
-from collections import Counter
+from collections import ChainMap, Counter
 from collections.abc import Iterator
 from functools import cache
 from html import escape
@@ -48,6 +48,12 @@ def modules_of(room: str) -> list[str]:
 def for_users() -> tuple[str, ...]:
     """What the page for users lists, by path."""
     return tuple(WHOLE.findall((ROOT / f"{USER}.rst").read_text(encoding="utf-8")))
+
+
+@cache
+def for_all() -> dict[str, object]:
+    """What the page for users lists, by name: any docstring may refer to it."""
+    return {path.rpartition(".")[2]: located(path) for path in for_users()}
 
 
 def listing(room: str, elsewhere: tuple[str, ...] = ()) -> str:
@@ -98,7 +104,7 @@ def write_docstring(app, what, name, obj, options, lines):
             if (of := home(cls, last)) is not cls:
                 said += ["", ".. rst-class:: where", "", f"Inherited from `{of.__name__}`."]
     module = obj if inspect.ismodule(obj) else inspect.getmodule(obj) or located(name.rpartition(".")[0])
-    lines[:] = rst(said, getattr(module, "__dict__", {}))
+    lines[:] = rst(said, ChainMap(getattr(module, "__dict__", {}), for_all()))
 
 
 def skip_field(app, what, name, obj, skip, options):

@@ -117,6 +117,7 @@ def test_each_of_the_ten_has_all_that_it_inherits_errors_and_an_example(pages):
         path = f"{cls.__module__}.{cls.__qualname__}"
         assert {f"{path}.{name}" for name in wanted} <= said.keys()
     assert [path for path, entry in said.items() if not text_of(entry)] == []
+    assert not pages["user"].find_all(string=AS_FOR), "here, a text that others have too is said again"
     fsdp = said["lib.data_parallel.fsdp.FSDP"]
     assert {"optimizer", "trained", "units"} <= {text_of(b) for b in fields(fsdp, "Attributes")[0].find_all("strong")}
     for section in pages["user"].find_all("section")[1:]:
