@@ -63,6 +63,14 @@ def all_reduce(x: Tensor, group: Group, op: str = "sum", out: Tensor | None = No
 
     Raises:
         ValueError: unknown op, or an `out` of a different shape, dtype or layout.
+
+    Example:
+        import torch
+
+        from lib import comm
+
+        x = torch.full([4], float(world.rank))
+        assert comm.all_reduce(x, world, op="mean").tolist() == [0.5] * 4
     """
     return all_reduce_start(x, group, op, out).wait()
 

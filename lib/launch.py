@@ -74,6 +74,17 @@ def run(fn: Callable, world_size: int, *args: Any, timeout_s: float = 60, trace:
         MismatchError: ranks made different calls where they must make the same call.
         RunTimeout: `fn` took longer than `timeout_s`. If nothing moves by then, a hang is awaited for 2 s more.
         RunError: memory or disk is too small; or a file of `lib` was edited and is not valid Python.
+
+    Example:
+        import torch
+
+        from lib import comm
+        from lib.launch import run
+
+        def sum_of_ranks(world):
+            return comm.all_reduce(torch.tensor(world.rank), world).item()
+
+        assert run(sum_of_ranks, 2) == [1, 1]
     """
     _check(fn, world_size, timeout_s)
     began_s = time.perf_counter()

@@ -36,6 +36,7 @@ class DataParallel(nn.Module):
 
     Attributes:
         trained: the parameters that get a gradient; a tied parameter once.
+        gradients: sums them; an object for the `reduce` of `execute`.
     """
 
     def __init__(
@@ -60,6 +61,11 @@ class DataParallel(nn.Module):
         self.gradients.syncs = value
 
     def forward(self, *args, **kwargs):
+        """Return what the module returns for these arguments: the rows of this rank.
+
+        Raises:
+            RuntimeError: the module writes into its parameters in forward.
+        """
         if torch.is_grad_enabled():
             self.gradients.before_forward()
         with unwritten(self.module):
@@ -115,6 +121,21 @@ class BucketedDDP(DataParallel):
 
     Raises:
         ValueError: unknown op, nothing to train, or a parameter that a different wrapper already averages.
+
+    Example:
+        import torch
+        from torch import nn
+
+        from lib.data_parallel.ddp import BucketedDDP
+
+        model = BucketedDDP(nn.Linear(4, 1), world)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
+        rows = torch.randn(8, 4)  # this rank's rows of the batch
+        model.zero_grad()
+        model(rows).square().mean().backward()
+        model.finish()
+        model.clip_gradients(max_norm=1.0)
+        optimizer.step()
     """
 
     def __init__(self, module: nn.Module, group: Group, op: str = "mean", bucket_bytes: int = BUCKET_BYTES) -> None:

@@ -25,15 +25,21 @@ class Group:
 
     @property
     def size(self) -> int:
+        """The number of its ranks, n."""
         return len(self.ranks)
 
     @property
     def global_rank(self) -> int:
+        """This rank's number among all ranks of the run."""
         return self.ranks[self.rank]
 
     @cached_property
     def channel(self) -> str:
-        """The name of its process group in torch: the same on all its ranks, and unique."""
+        """The name of its process group in torch: the same on all its ranks, and unique.
+
+        Raises:
+            RuntimeError: outside of a run.
+        """
         pg = self.pg or dist.group.WORLD
         if pg is None:
             raise RuntimeError(

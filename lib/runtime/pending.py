@@ -49,6 +49,7 @@ class Pending:
         return self.record.ended_s if self.record else 0.0
 
     def wait(self) -> Tensor | dict | None:
+        """Return the result when it is there: a tensor, of `exchange` tensors by rank, of `send` the tensor sent."""
         if self._finish is not None:
             self._result, self._finish = self._finish(), None
         return self._result

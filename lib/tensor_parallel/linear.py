@@ -116,6 +116,7 @@ class ParallelLinear(ParallelLayer):
         return self.weight, self.bias
 
     def extra_repr(self) -> str:
+        """What `print` says of the layer: features of the full layer, the axis, and the shape of this rank's shard."""
         part = list(self.weight.shape)
         return f"in_features={self.in_features}, out_features={self.out_features}, {self.group.axis}, part {part}"
 
@@ -160,15 +161,46 @@ class ColumnParallelLinear(NaiveColumnParallelLinear):
     Under `torch.autocast`, x is sent in the cast dtype. There is no second derivative (`create_graph=True`).
 
     Args:
+        in_features, out_features, bias: of the full layer: D, F, and whether there is one.
+        group, sequence_dim: as for `ParallelLayer`.
+        rows: as for `NaiveColumnParallelLinear`.
         regather: with `sequence_dim`, keep only this rank's shard of x for backward and gather x again there: one more
             all-gather, also overlapped. False keeps the full x.
+
+    Raises:
+        ValueError: F that cannot be split evenly, or a group along a different axis.
+
+    Example:
+        import torch
+
+        from lib.tensor_parallel.linear import ColumnParallelLinear, RowParallelLinear
+
+        up, down = ColumnParallelLinear(8, 16, world), RowParallelLinear(16, 8, world)
+        x = torch.ones(2, 8)  # equal on all ranks
+        y = down(up(x).relu())  # and so is y
+        assert up.weight.shape == (8, 8) and y.shape == (2, 8)
     """
 
-    def __init__(self, *args, regather: bool = True, **options) -> None:
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        group: Group,
+        bias: bool = True,
+        sequence_dim: int | None = None,
+        rows: Placement = _ROWS,
+        *,
+        regather: bool = True,
+    ) -> None:
         self.regather = regather
-        super().__init__(*args, **options)
+        super().__init__(in_features, out_features, group, bias, sequence_dim, rows)
 
     def forward(self, x: Tensor) -> Tensor:
+        """x[…, D], equal on all ranks, or with `sequence_dim` its shard → y[…, F/n].
+
+        Raises:
+            ValueError: x does not have D features.
+        """
         return column_products(x, self)[0]
 
 
@@ -250,6 +282,13 @@ class RowParallelLinear(ParallelLinear):
 
     forward: one all-reduce, 2(n−1)/n · y. backward: no communication. With `sequence_dim`: → y[…, T/n, F]. forward: one
     reduce-scatter, (n−1)/n · y. backward: one all-gather, the same bytes.
+
+    Args:
+        in_features, out_features, bias: of the full layer: D, F, and whether there is one.
+        group, sequence_dim: as for `ParallelLayer`.
+
+    Raises:
+        ValueError: D that cannot be split evenly, or a group along a different axis.
     """
 
     def __init__(
@@ -262,6 +301,11 @@ class RowParallelLinear(ParallelLinear):
         super().__init__(in_features, out_features, group, bias, sequence_dim)
 
     def forward(self, x: Tensor) -> Tensor:
+        """x[…, D/n] → y[…, F], equal on all ranks, or with `sequence_dim` its shard.
+
+        Raises:
+            ValueError: x does not have D/n features, or its sequence cannot be split.
+        """
         _check_part(x, self.in_features, self.group)
         y = self._sum(linear(x, self.weight))
         # Under autocast the dtype of y differs from that of the bias.
