@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from lib.runtime import call_table, headroom, places
+from lib.runtime import call_table, headroom, own_rank, places
 from lib.runtime.call_table import MismatchError  # noqa: F401 a caller finds the errors of `run` here
 from lib.runtime.errors import RankError, RunError, RunTimeout  # noqa: F401
 from lib.runtime.hang import HangError  # noqa: F401
@@ -58,6 +58,8 @@ def run(fn: Callable, world_size: int, *args: Any, timeout_s: float = 60, trace:
     `fn` may be defined in a notebook cell. Output of the ranks appears in rank order, the output of rank 0 immediately;
     of a rank that prints more than 20 kB, the first 8 kB and the last 6 kB. Output of programs that they start does not
     appear: capture it (`subprocess.run(..., capture_output=True)`) and print it.
+
+    RANK, LOCAL_RANK and WORLD_SIZE are set, as under torchrun.
 
     Args:
         fn: function of a `Group` (all ranks) and `args`.
@@ -115,7 +117,7 @@ def done_s() -> float:
 
 
 def _check(fn: Callable, world_size: int, timeout_s: float) -> None:
-    if getattr(sys.modules.get("lib.runtime.worker"), "in_rank", False):
+    if own_rank.is_here:
         raise RuntimeError("run() was called inside a rank; call it from the notebook or script itself")
     if not callable(fn):
         raise TypeError(f"run needs a function as its first argument, but got {fn!r}: run(fn, world_size, ...)")

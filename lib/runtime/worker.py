@@ -28,7 +28,7 @@ import torch
 import torch.distributed as dist
 
 from lib import mesh, trace
-from lib.runtime import calls, hang, headroom, output, pending, places, record_torch_calls
+from lib.runtime import calls, hang, headroom, output, own_rank, pending, places, record_torch_calls
 from lib.runtime.call_table import CallTable, MismatchError
 from lib.runtime.errors import RankError
 from lib.runtime.group import Group
@@ -39,8 +39,6 @@ MOST_SAID = 20_000  # letters of a traceback
 # A function under torch.autograd.function.once_differentiable is pickled with the globals of torch's wrapper. That
 # module cannot be imported; in `sys.modules` a rank finds it by name.
 sys.modules.setdefault("torch._C._functions", torch._C._functions)
-
-in_rank = False  # whether this process is a rank
 
 # Files in the stack of a thread that waits for ranks.
 _IN_CALL = {pending.__file__, record_torch_calls.__file__, mesh.__file__}
@@ -62,8 +60,7 @@ class Job:
 
 def rank_main(rank: int, world_size: int, folder: str, place: tuple, conn, questions) -> None:
     """Run one rank from start to end; `place` is the caller's `sys.path`, arguments, working folder and environment."""
-    global in_rank
-    in_rank = True
+    own_rank.is_here = True
     _leave_the_terminal(folder, rank)
     table = calls.table = CallTable(os.path.join(folder, "table"), world_size, rank)
     threading.Thread(target=_obey, args=(questions, folder), daemon=True).start()
@@ -87,7 +84,8 @@ def _work(rank: int, world_size: int, folder: str, place: tuple, table: CallTabl
     sys.path[:], sys.argv, cwd, environment = place
     os.chdir(cwd or ".")
     os.environ.clear()
-    os.environ.update(environment, GLOO_SOCKET_IFNAME="lo0" if sys.platform == "darwin" else "lo")
+    os.environ.update(own_rank.told_to_rank(environment, rank, world_size))
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo0" if sys.platform == "darwin" else "lo"
     store, limit = dist.FileStore(os.path.join(folder, "store"), world_size), datetime.timedelta(days=1)
     # The process that called `run` reports a hang long before gloo would.
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=limit)

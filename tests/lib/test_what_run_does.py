@@ -1,0 +1,47 @@
+"""What `run` does to a program: its variables."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import cloudpickle
+import pytest
+
+from lib.launch import RunError, init, run
+from lib.runtime import own_rank
+from lib.torchrun.start import of_torchrun
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+ROOT = Path(__file__).parents[2]
+NESTED = "from lib.torchrun.start import of_torchrun; print(of_torchrun())"
+
+
+def asks(world):
+    """What this rank is told, and a program that it starts, which torchrun did not."""
+    told = [os.environ.get(name) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "GROUP_WORLD_SIZE")]
+    nested = subprocess.run([sys.executable, "-c", NESTED], cwd=ROOT, capture_output=True, text=True).stdout
+    try:
+        init()
+    except RunError as error:
+        return told, nested, str(error)
+
+
+@pytest.mark.usefixtures("machine")
+def test_a_rank_knows_its_number_and_that_torchrun_did_not_start_it(monkeypatch):
+    of_the_caller = {"RANK": "5", "WORLD_SIZE": "8", "MASTER_ADDR": "a", "MASTER_PORT": "1", "GROUP_WORLD_SIZE": "2"}
+    for name, value in of_the_caller.items():
+        monkeypatch.setenv(name, value)
+    for rank, (told, nested, refused) in enumerate(run(asks, 2)):
+        assert told == [str(rank), str(rank), "2", None, None]
+        assert nested == "(0, 0)\n"
+        assert refused.startswith("run() has started and connected this rank: use the `world` that it gives")
+
+
+def test_a_torchrun_inside_a_rank_is_a_torchrun(monkeypatch):
+    for name, value in own_rank.told_to_rank({}, 1, 2).items():
+        monkeypatch.setenv(name, value)
+    assert of_torchrun() == (0, 0)
+    monkeypatch.setenv("MASTER_ADDR", "localhost")
+    monkeypatch.setenv("MASTER_PORT", "1")
+    assert of_torchrun() == (1, 2)
