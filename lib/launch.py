@@ -59,7 +59,8 @@ def run(fn: Callable, world_size: int, *args: Any, timeout_s: float = 60, trace:
     of a rank that prints more than 20 kB, the first 8 kB and the last 6 kB. Output of programs that they start does not
     appear: capture it (`subprocess.run(..., capture_output=True)`) and print it.
 
-    RANK, LOCAL_RANK and WORLD_SIZE are set, as under torchrun.
+    RANK, LOCAL_RANK and WORLD_SIZE are set, as under torchrun. `init_process_group` and `breakpoint` are refused: the
+    ranks are connected already, and have no terminal.
 
     Args:
         fn: function of a `Group` (all ranks) and `args`.

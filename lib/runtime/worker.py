@@ -28,7 +28,7 @@ import torch
 import torch.distributed as dist
 
 from lib import mesh, trace
-from lib.runtime import calls, hang, headroom, output, own_rank, pending, places, record_torch_calls
+from lib.runtime import calls, hang, headroom, output, own_rank, pending, places, record_torch_calls, refused_calls
 from lib.runtime.call_table import CallTable, MismatchError
 from lib.runtime.errors import RankError
 from lib.runtime.group import Group
@@ -42,7 +42,8 @@ sys.modules.setdefault("torch._C._functions", torch._C._functions)
 
 # Files in the stack of a thread that waits for ranks.
 _IN_CALL = {pending.__file__, record_torch_calls.__file__, mesh.__file__}
-_MINE = tuple(f'File "{file}"' for file in (__file__, output.__file__, record_torch_calls.__file__))
+_MINE_FILES = (__file__, output.__file__, record_torch_calls.__file__, refused_calls.__file__)
+_MINE = tuple(f'File "{file}"' for file in _MINE_FILES)
 _PEER_GONE = re.compile(r"Connection (closed|reset) by peer|Connection refused|Broken pipe|Socket closed|Read error")
 
 
@@ -90,6 +91,7 @@ def _work(rank: int, world_size: int, folder: str, place: tuple, table: CallTabl
     # The process that called `run` reports a hang long before gloo would.
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=limit)
     numpy.random.seed()  # or all forks would draw the same numbers as the server
+    refused_calls.refuse_in_ranks()
     record_torch_calls.watch()  # before the job is read, which may refer to such functions by name
     # torch.compile looks there for what a function uses
     main = sys.modules["__main__"] = types.ModuleType("__main__")

@@ -1,12 +1,15 @@
-"""What `run` does to a program: its variables."""
+"""What `run` does to a program: its variables, its groups, its debugger."""
 
+import io
 import os
+import pdb
 import subprocess
 import sys
 from pathlib import Path
 
 import cloudpickle
 import pytest
+import torch.distributed as dist
 
 from lib.launch import RunError, init, run
 from lib.runtime import own_rank
@@ -45,3 +48,32 @@ def test_a_torchrun_inside_a_rank_is_a_torchrun(monkeypatch):
     monkeypatch.setenv("MASTER_ADDR", "localhost")
     monkeypatch.setenv("MASTER_PORT", "1")
     assert of_torchrun() == (1, 2)
+
+
+def stops(world):
+    texts = []
+    for call in (lambda: dist.init_process_group("gloo"), lambda: breakpoint(), lambda: pdb.set_trace()):  # noqa: T100
+        try:
+            call()
+        except RuntimeError as error:
+            texts.append(str(error))
+    said = io.StringIO()
+    answer = 42
+    pdb.Pdb(stdin=io.StringIO("p answer\nc\n"), stdout=said, nosigint=True).set_trace()  # as one over a socket
+    os.environ["PYTHONBREAKPOINT"] = "0"
+    breakpoint()  # noqa: T100
+    return texts, said.getvalue(), answer
+
+
+@pytest.mark.usefixtures("machine")
+def test_what_cannot_work_in_a_rank_is_refused():
+    ((texts, said, _),) = run(stops, 1)
+    twice, *no_terminal = texts
+    assert twice.startswith(
+        "run() has connected its ranks already: drop init_process_group() from the function, and "
+    )
+    assert len(no_terminal) == 2 and no_terminal[0] == no_terminal[1]
+    assert no_terminal[0].startswith(
+        "a rank of run() has no terminal, so no debugger can stop here. Call the function"
+    )
+    assert "(Pdb) 42\n" in said, "a debugger that brings its own input works"
