@@ -28,7 +28,18 @@ import torch
 import torch.distributed as dist
 
 from lib import mesh, trace
-from lib.runtime import calls, hang, headroom, output, own_rank, pending, places, record_torch_calls, refused_calls
+from lib.runtime import (
+    asserts,
+    calls,
+    hang,
+    headroom,
+    output,
+    own_rank,
+    pending,
+    places,
+    record_torch_calls,
+    refused_calls,
+)
 from lib.runtime.call_table import CallTable, MismatchError
 from lib.runtime.errors import RankError
 from lib.runtime.group import Group
@@ -60,7 +71,9 @@ class Job:
 
 
 def rank_main(rank: int, world_size: int, folder: str, place: tuple, conn, questions) -> None:
-    """Run one rank from start to end; `place` is the caller's `sys.path`, arguments, working folder and environment."""
+    """Run one rank from start to end; `place` is the caller's `sys.path`, arguments, working folder, environment, and
+    modules of tests.
+    """
     own_rank.is_here = True
     _leave_the_terminal(folder, rank)
     table = calls.table = CallTable(os.path.join(folder, "table"), world_size, rank)
@@ -82,7 +95,8 @@ def rank_main(rank: int, world_size: int, folder: str, place: tuple, conn, quest
 
 def _work(rank: int, world_size: int, folder: str, place: tuple, table: CallTable) -> None:
     torch.set_num_threads(1)
-    sys.path[:], sys.argv, cwd, environment = place
+    sys.path[:], sys.argv, cwd, environment, tests = place
+    asserts.import_with_values(tests)
     os.chdir(cwd or ".")
     os.environ.clear()
     os.environ.update(own_rank.told_to_rank(environment, rank, world_size))

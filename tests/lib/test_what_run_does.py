@@ -1,4 +1,4 @@
-"""What `run` does to a program: its variables, its groups, its debugger."""
+"""What `run` does to a program: its variables, its groups, its debugger, and how pytest shows its failures."""
 
 import io
 import os
@@ -77,3 +77,27 @@ def test_what_cannot_work_in_a_rank_is_refused():
         "a rank of run() has no terminal, so no debugger can stop here. Call the function"
     )
     assert "(Pdb) 42\n" in said, "a debugger that brings its own input works"
+
+
+FAILS = """
+from lib.launch import run
+
+def adds(world):
+    total = world.rank + 2
+    assert total == 2, "of rank 1"
+
+def test_sum():
+    run(adds, 2)
+"""
+
+
+def test_pytest_shows_the_line_and_the_values_of_the_rank_that_failed(tmp_path):
+    """A function at the top of a test's file, which a rank would import without pytest."""
+    (tmp_path / "test_mine.py").write_text(FAILS)
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--no-header", "test_mine.py"]
+    variables = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=120)
+    assert "1 failed" in done.stdout, done
+    assert "E       lib.runtime.errors.RankError: rank 1 of 2 raised AssertionError" in done.stdout
+    assert "line 6, in adds" in done.stdout and "assert 3 == 2" in done.stdout
+    assert "lib/launch.py" not in done.stdout and "lib/runtime/ranks.py" not in done.stdout
