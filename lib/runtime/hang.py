@@ -139,6 +139,8 @@ class View:
         if any(wait.late and len(wait.peers) > 1 for wait in waits.values()):
             return "Every rank of a group must make the same collective calls, in the same order."
         needs = "Each send needs a receive on its peer, and the reverse"
+        if any(", tag " in wait.what for wait in waits.values()):
+            needs += ", with the same tag"
         return f"{needs}: find the call that is missing or comes too late."
 
     def explain(self, still_s: float) -> str:
