@@ -90,6 +90,11 @@ class View:
         late = sorted({peer for wait in self.waits.values() for peer in wait.late})
         return tuple(rank for rank in late if rank not in self.waits) or self.circle or tuple(late)
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether each rank that waits needs a call that a rank has not made: then no message in flight helps it."""
+        return all(wait.late for wait in self.waits.values())
+
     def summary(self) -> str:
         """One line: which ranks wait and which are done; it is a deadlock only if there is a cycle of waits."""
         circle = self.circle

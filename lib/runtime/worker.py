@@ -27,7 +27,7 @@ import numpy
 import torch
 import torch.distributed as dist
 
-from lib import mesh, trace
+from lib import trace
 from lib.runtime import (
     asserts,
     calls,
@@ -35,10 +35,10 @@ from lib.runtime import (
     headroom,
     output,
     own_rank,
-    pending,
     places,
     record_torch_calls,
     refused_calls,
+    threads,
 )
 from lib.runtime.call_table import CallTable, MismatchError
 from lib.runtime.errors import RankError
@@ -51,8 +51,6 @@ MOST_SAID = 20_000  # letters of a traceback
 # module cannot be imported; in `sys.modules` a rank finds it by name.
 sys.modules.setdefault("torch._C._functions", torch._C._functions)
 
-# Files in the stack of a thread that waits for ranks.
-_IN_CALL = {pending.__file__, record_torch_calls.__file__, mesh.__file__}
 _MINE_FILES = (__file__, output.__file__, record_torch_calls.__file__, refused_calls.__file__)
 _MINE = tuple(f'File "{file}"' for file in _MINE_FILES)
 _PEER_GONE = re.compile(r"Connection (closed|reset) by peer|Connection refused|Broken pipe|Socket closed|Read error")
@@ -182,14 +180,12 @@ def _where() -> tuple[str, bool]:
     main, names = threading.main_thread().ident, {thread.ident: thread.name for thread in threading.enumerate()}
     parts, may_send = [], False
     for ident, frame in sorted(sys._current_frames().items(), key=lambda item: item[0] != main):
-        files = [caller.f_code.co_filename for caller, _ in traceback.walk_stack(frame)]
-        readers = not all(map(places.is_library, files))
+        readers = threads.is_readers(frame)
         if ident == main or readers:
             lines = traceback.format_stack(frame)
             start = next((i for i, line in enumerate(lines) if _mine(line)), 0)
             parts += [f"{names.get(ident, 'a thread')}:\n"] * (ident != main) + _tidy(lines[start:])
-        joins = files[0] == threading.__file__ and frame.f_locals.get("timeout", 0) in (None, -1)  # without a limit
-        may_send |= readers and not joins and not _IN_CALL & {*files}
+        may_send |= readers and threads.is_free(frame)
     return "".join(parts), may_send
 
 
