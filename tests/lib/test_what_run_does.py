@@ -9,6 +9,7 @@ from pathlib import Path
 
 import cloudpickle
 import pytest
+import torch
 import torch.distributed as dist
 
 from lib.launch import RunError, init, run
@@ -77,6 +78,18 @@ def test_what_cannot_work_in_a_rank_is_refused():
         "a rank of run() has no terminal, so no debugger can stop here. Call the function"
     )
     assert "(Pdb) 42\n" in said, "a debugger that brings its own input works"
+
+
+def steps(world):
+    torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))(torch.ones(4)).sum().backward()
+    dist.all_reduce(torch.ones(1))
+
+
+@pytest.mark.usefixtures("machine")
+def test_the_gradients_that_cpp_sends_are_in_no_trace():
+    """The day that they are, the page and the docstring of `run` must say so."""
+    sums = [event.payload_bytes for event in run(steps, 2, trace=True).trace.events if event.kind == "all_reduce"]
+    assert sums == [4, 4]
 
 
 FAILS = """
