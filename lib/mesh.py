@@ -26,7 +26,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from lib.runtime.calls import Call, Record
-from lib.runtime.group import Group
+from lib.runtime.group import Group, check_group
 
 timeout: timedelta | None = None  # of new process groups; torch's own without one
 _made: Counter[str] = Counter()  # process groups of the same ranks and purpose
@@ -134,6 +134,7 @@ class Mesh:
     """
 
     def __init__(self, shape: MeshShape, world: Group) -> None:
+        check_group(world)
         if shape.size != world.size:
             raise ValueError(f"{shape} needs {shape.size} ranks, but the run has {world.size}")
         if world.ranks != tuple(range(world.size)):

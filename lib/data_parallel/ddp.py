@@ -22,7 +22,7 @@ from lib.cost.sizes import BUCKET_BYTES
 from lib.data_parallel.bucketed_gradients import Gradients
 from lib.data_parallel.gradient_sums import GradientSums
 from lib.facts import Fact, check_trains
-from lib.mesh import Group
+from lib.mesh import Group, check_group
 from lib.versions import unwritten
 
 
@@ -120,6 +120,7 @@ class BucketedDDP(DataParallel):
         bucket_bytes: about how much a bucket holds, see `fill_buckets`.
 
     Raises:
+        TypeError: a group of torch instead of a `Group`.
         ValueError: unknown op, nothing to train, or a parameter that a different wrapper already averages.
 
     Example:
@@ -151,8 +152,10 @@ def replicas(module: nn.Module, group: Group, copies: int = 1) -> list[Fact]:
         copies: ranks with the same parameter among those over which a norm is summed.
 
     Raises:
+        TypeError: a group of torch instead of a `Group`.
         ValueError: nothing to train.
     """
+    check_group(group)
     facts = [Fact(name, p, group, copies=copies) for name, p in module.named_parameters()]
     check_trains(facts)
     return facts

@@ -126,6 +126,7 @@ class ZeRO1(Sharded):
             original precision. None keeps that precision for all. Buffers do not change.
 
     Raises:
+        TypeError: an optimizer instead of a function that makes one; a group of torch instead of a `Group`.
         ValueError: an optimizer that needs full parameters; a layer that cannot compute in `dtype`.
 
     Example:

@@ -46,3 +46,14 @@ class Group:
                 "no process groups here: start ranks with run() or init(), and destroy the groups last"
             )
         return pg.group_name
+
+
+def check_group(group: object) -> None:
+    """Raise TypeError for what is no `Group`, such as a process group of torch, or None."""
+    if isinstance(group, Group):
+        return
+    given = "a process group of torch" if isinstance(group, dist.ProcessGroup) else f"{group!r}"
+    raise TypeError(
+        f"group must be a Group of mesh.py, but got {given}: pass `world`, which run() and init() give, a group of a "
+        'Mesh such as mesh.group("dp"), or Group() for one rank'
+    )

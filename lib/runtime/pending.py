@@ -18,7 +18,7 @@ from torch import Tensor
 from lib.runtime import calls
 from lib.runtime.calls import Call, Record
 from lib.runtime.emulated_link import along
-from lib.runtime.group import Group
+from lib.runtime.group import Group, check_group
 from lib.runtime.shapes import spec
 
 # Stored now, because `record_torch_calls` replaces them by recorded versions for direct calls of torch.distributed.
@@ -59,6 +59,7 @@ def collective(
     what: str, x: Tensor | None, group: Group, finish: Callable, function: Callable, *args: object, times: int = 1
 ) -> Pending:
     """Start `what` by `function(*args)`, on an array `times` as large as x; `finish` returns the result."""
+    check_group(group)
     if group.size == 1:
         return Pending(finish)
     kind, what = what.split()[0], what if x is None else f"{what} {spec(x)}"

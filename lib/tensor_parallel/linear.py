@@ -33,7 +33,7 @@ from lib.conjugate import (
     reduce_scatter_all_gather,
 )
 from lib.deferred import linear_later, queue_here, weight_gradients
-from lib.mesh import Group
+from lib.mesh import Group, check_group
 from lib.placement import Placement, Replicate, Shard, distribute, split_size
 
 _ROWS = Shard(0)
@@ -49,18 +49,22 @@ class ParallelLayer(nn.Module):
             None if they are replicated.
 
     Attributes:
+        shards: the class of serial layers that it shards.
         placements: parameter → its placement on the ranks.
         partial_gradients: replicated parameters whose gradients are partial sums.
 
     Raises:
+        TypeError: a serial layer of a different kind, or one with a `forward` of its own; a group of torch.
         ValueError: a size that cannot be split evenly, or a group along a different axis.
     """
 
+    shards: type[nn.Module]
     placements: dict[str, Placement]
     partial_gradients: tuple[str, ...] = ()
 
     def __init__(self, serial: nn.Module, group: Group, sequence_dim: int | None) -> None:
         super().__init__()
+        check_group(group)
         if group.axis not in ("tp", "world"):
             raise ValueError(
                 f"this layer is sharded over tensor-parallel ranks, but got a group along {group.axis!r}: use "
@@ -72,6 +76,7 @@ class ParallelLayer(nn.Module):
     @classmethod
     def from_serial(cls, serial: nn.Module, group: Group, *, agreed: bool = False, **options) -> ParallelLayer:
         """Shard a serial layer, with the weights of rank 0 of the group; sends nothing if `agreed`."""
+        _check_kind(serial, cls)
         with torch.device("meta"):
             layer = cls(**cls._sizes(serial), group=group, **options)
         layer._take(serial, agreed)
@@ -96,6 +101,8 @@ class ParallelLinear(ParallelLayer):
         in_features, out_features, bias: of the full layer.
         group, sequence_dim: as for `ParallelLayer`.
     """
+
+    shards = nn.Linear
 
     def __init__(
         self, in_features: int, out_features: int, group: Group, bias: bool = True, sequence_dim: int | None = None
@@ -322,6 +329,21 @@ def check_first(what: str, instead: str) -> None:
     """
     if torch.is_grad_enabled():
         raise RuntimeError(f"{what} has no second derivative, which create_graph=True needs: use {instead}")
+
+
+def _check_kind(serial: nn.Module, layer: type[ParallelLayer]) -> None:
+    """Raise TypeError for a serial layer that does not compute what the shards would compute."""
+    kind, name = layer.shards, type(serial).__name__
+    if not isinstance(serial, kind):
+        raise TypeError(
+            f"{layer.__name__} is a shard of an nn.{kind.__name__}, but got a {name}: keep it full on each rank, or "
+            "write a layer that shards it, with `placements`"
+        )
+    if type(serial).forward is not kind.forward:
+        raise TypeError(
+            f"{name} is an nn.{kind.__name__} with a forward of its own, which {layer.__name__} would not call: keep "
+            "it full on each rank, or write a layer that shards it, with `placements`"
+        )
 
 
 def _check_whole(x: Tensor, features: int, group: Group) -> None:
