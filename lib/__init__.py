@@ -9,7 +9,7 @@ BOOK = "parallel-by-hand"  # by it the first cell of a notebook recognises this 
 OLDEST_PYTHON, OLDEST_TORCH = (3, 11), (2, 8)
 SMALL = ("cloudpickle", "matplotlib", "numpy", "tqdm")  # the library imports these and torch
 
-_HOME = {"run": "lib.launch", "claim": "lib.lab.claims"}
+_HOME = {"run": f"{__name__}.launch", "claim": f"{__name__}.lab.claims"}
 
 __all__ = [*_HOME, "BOOK", "ready"]
 

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from lib.mesh import Group
+from lib.mesh import Group, check_group
 from lib.runtime.calls import label  # noqa: F401 a caller finds it here
 from lib.runtime.emulated_link import link  # noqa: F401 this too
 from lib.runtime.pending import Pending, collective, message
@@ -63,6 +63,14 @@ def all_reduce(x: Tensor, group: Group, op: str = "sum", out: Tensor | None = No
 
     Raises:
         ValueError: unknown op, or an `out` of a different shape, dtype or layout.
+
+    Example:
+        import torch
+
+        from lib import comm
+
+        x = torch.full([4], float(world.rank))
+        assert comm.all_reduce(x, world, op="mean").tolist() == [0.5] * 4
     """
     return all_reduce_start(x, group, op, out).wait()
 
@@ -107,6 +115,7 @@ def reduce_scatter_start(
     x: Tensor, group: Group, dim: int = 0, op: str = "sum", out: Tensor | None = None
 ) -> Pending:
     """Start a `reduce_scatter` in the background; `wait()` computes the sum, and `x` must not change before."""
+    check_group(group)
     x = readable(x)
     (reduce_op, add), n = reduce_op_of(op, x), group.size
     parts = split(x, group, dim, "reduce_scatter")  # [n, S/n…]
@@ -148,6 +157,7 @@ def all_gather(x: Tensor, group: Group, dim: int = 0, out: Tensor | None = None)
 
 def all_gather_start(x: Tensor, group: Group, dim: int = 0, out: Tensor | None = None) -> Pending:
     """Start an `all_gather` in the background; do not use `x` or `out` before `wait()`."""
+    check_group(group)
     x = readable(x)
     part = x.movedim(check_dim(x, dim), 0).contiguous()
     whole = front(part, (group.size * part.shape[0], *part.shape[1:]), dim, out)
@@ -175,6 +185,7 @@ def _broadcasts(whole: Tensor, part: Tensor, ranks: Group, group: object, async_
 
 def all_gather_object(mine: object, group: Group) -> list:
     """The objects of all ranks, in rank order; pickled, so for small ones."""
+    check_group(group)
     every = [mine] * group.size
     if group.size > 1:
         dist.all_gather_object(every, mine, group.pg)
@@ -189,6 +200,7 @@ def all_to_all(x: Tensor, group: Group, split_dim: int = 0, concat_dim: int = 0)
     Raises:
         ValueError: `split_dim` cannot be split over the group.
     """
+    check_group(group)
     x = readable(x)
     check_dim(x, concat_dim)
     parts = split(x, group, split_dim, "all_to_all")
@@ -332,6 +344,7 @@ def _is_native(group: Group, op: str = "sum") -> bool:
 
 
 def _check_rank(rank: int, group: Group, name: str, other: bool = False) -> None:
+    check_group(group)
     if not 0 <= rank < group.size:
         raise ValueError(f"{name}={rank} is not in this group of {group.size} ranks, counted from 0 inside the group")
     if other and rank == group.rank:

@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from lib.runtime import call_table, headroom, places
+from lib.runtime import call_table, headroom, own_rank, places
 from lib.runtime.call_table import MismatchError  # noqa: F401 a caller finds the errors of `run` here
 from lib.runtime.errors import RankError, RunError, RunTimeout  # noqa: F401
 from lib.runtime.hang import HangError  # noqa: F401
@@ -59,12 +59,16 @@ def run(fn: Callable, world_size: int, *args: Any, timeout_s: float = 60, trace:
     of a rank that prints more than 20 kB, the first 8 kB and the last 6 kB. Output of programs that they start does not
     appear: capture it (`subprocess.run(..., capture_output=True)`) and print it.
 
+    RANK, LOCAL_RANK and WORLD_SIZE are set, as under torchrun. `init_process_group` and `breakpoint` are refused: the
+    ranks are connected already, and have no terminal. Calls of `torch.distributed` are watched and traced, but not the
+    messages of its C++ code, such as those of DistributedDataParallel: if they hang, only `timeout_s` ends the run.
+
     Args:
         fn: function of a `Group` (all ranks) and `args`.
         world_size: number of ranks, 1 to 64.
         args: the same for each rank; tensors arrive as copies, and tensors that share memory here also share it there.
         timeout_s: seconds that `fn` may take; the start of the ranks does not count.
-        trace: whether to collect all communication in `Run.trace`.
+        trace: whether to collect all communication that is watched in `Run.trace`.
 
     Raises:
         ValueError, TypeError: an invalid world size, or an argument that cannot be sent to a process.
@@ -74,7 +78,19 @@ def run(fn: Callable, world_size: int, *args: Any, timeout_s: float = 60, trace:
         MismatchError: ranks made different calls where they must make the same call.
         RunTimeout: `fn` took longer than `timeout_s`. If nothing moves by then, a hang is awaited for 2 s more.
         RunError: memory or disk is too small; or a file of `lib` was edited and is not valid Python.
+
+    Example:
+        import torch
+
+        from lib import comm
+        from lib.launch import run
+
+        def sum_of_ranks(world):
+            return comm.all_reduce(torch.tensor(world.rank), world).item()
+
+        assert run(sum_of_ranks, 2) == [1, 1]
     """
+    __tracebackhide__ = True  # pytest shows the line that called `run`, and none of this library
     _check(fn, world_size, timeout_s)
     began_s = time.perf_counter()
     place, needs_bytes = tempfile.gettempdir(), (1 + world_size) * LEAST_DISK_BYTES
@@ -115,7 +131,8 @@ def done_s() -> float:
 
 
 def _check(fn: Callable, world_size: int, timeout_s: float) -> None:
-    if getattr(sys.modules.get("lib.runtime.worker"), "in_rank", False):
+    __tracebackhide__ = True
+    if own_rank.is_here:
         raise RuntimeError("run() was called inside a rank; call it from the notebook or script itself")
     if not callable(fn):
         raise TypeError(f"run needs a function as its first argument, but got {fn!r}: run(fn, world_size, ...)")
@@ -134,6 +151,7 @@ def _check(fn: Callable, world_size: int, timeout_s: float) -> None:
 
 def _write_job(folder: str, fn: Callable, args: tuple, trace: bool, world_size: int) -> call_table.CallTable:
     """Write the input of the ranks as files; return the call table that they share."""
+    __tracebackhide__ = True
     from lib.runtime.pickled import Pickled
     from lib.runtime.worker import Job
 
@@ -167,6 +185,7 @@ def _notebook_cells() -> tuple[dict[str, str], dict[str, str]]:
 
 
 def _collect(folder: str, world_size: int) -> Run:
+    __tracebackhide__ = True
     from lib.runtime import pickled
 
     paths = [os.path.join(folder, f"result{rank}") for rank in range(world_size)]

@@ -106,6 +106,7 @@ class Layout:
 
     @property
     def num_ranks(self) -> int:
+        """The number of ranks, dp · pp · tp."""
         return self.dp * self.pp * self.tp
 
     @property

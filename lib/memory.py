@@ -59,7 +59,8 @@ class MemoryTracker(TorchDispatchMode):
 
     Args:
         owners: any number of models and optimizers (objects with `state` and `param_groups`). Tensors that a module
-            lists as `stored` also count as parameters.
+            lists as `stored` also count as parameters, and an optimizer that it has as `optimizer`, such as `ZeRO1`,
+            belongs to it.
 
     Attributes:
         peak: usage at the time of the highest total.
@@ -92,7 +93,9 @@ class MemoryTracker(TorchDispatchMode):
                 self._modules += [weakref.ref(module) for module in owner.modules()]
                 stored = [x for module in owner.modules() for x in getattr(module, "stored", ())]
                 self._parameters += [weakref.ref(p) for p in (*owner.parameters(), *stored)]
-            elif hasattr(owner, "state") and hasattr(owner, "param_groups"):
+                own = (getattr(module, "optimizer", None) for module in owner.modules())
+                self._optimizers += [weakref.ref(optimizer) for optimizer in own if _is_optimizer(optimizer)]
+            elif _is_optimizer(owner):
                 self._optimizers.append(weakref.ref(owner))
             else:
                 name = type(owner).__name__
@@ -181,6 +184,10 @@ class MemoryTracker(TorchDispatchMode):
 
     def _now_s(self) -> float:
         return time.perf_counter() - self.start_s
+
+
+def _is_optimizer(thing: Any) -> bool:
+    return hasattr(thing, "state") and hasattr(thing, "param_groups")
 
 
 def _alive(refs: Iterable[weakref.ref]) -> list[Any]:

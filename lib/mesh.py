@@ -26,7 +26,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from lib.runtime.calls import Call, Record
-from lib.runtime.group import Group
+from lib.runtime.group import Group, check_group
 
 timeout: timedelta | None = None  # of new process groups; torch's own without one
 _made: Counter[str] = Counter()  # process groups of the same ranks and purpose
@@ -52,17 +52,23 @@ class MeshShape:
 
     @property
     def axes(self) -> tuple[str, ...]:
+        """The names of the axes, outermost first."""
         return tuple(self.sizes)
 
     @property
     def size(self) -> int:
+        """The number of ranks."""
         return prod(self.sizes.values())
 
     def __repr__(self) -> str:
         return " x ".join(f"{axis}={n}" for axis, n in self.sizes.items()) or "one rank"
 
     def coordinates(self, rank: int) -> dict[str, int]:
-        """The coordinates of a global rank, by axis."""
+        """The coordinates of a global rank, by axis.
+
+        Raises:
+            ValueError: the mesh has no such rank.
+        """
         if not 0 <= rank < self.size:
             raise ValueError(f"rank {rank} is not on a mesh of {self.size} ranks ({self})")
         here = {}
@@ -71,7 +77,11 @@ class MeshShape:
         return {axis: here[axis] for axis in self.sizes}
 
     def rank(self, **coordinates: int) -> int:
-        """The global rank at these coordinates; 0 on axes that are not given."""
+        """The global rank at these coordinates; 0 on axes that are not given.
+
+        Raises:
+            ValueError: the mesh has no such axis, or no such coordinate on it.
+        """
         self.check(coordinates)
         rank = 0
         for axis, n in self.sizes.items():
@@ -114,9 +124,17 @@ class Mesh:
 
     Raises:
         ValueError: the number of ranks in the shape differs from that in the world.
+
+    Example:
+        from lib.mesh import Mesh, MeshShape
+
+        mesh = Mesh(MeshShape(dp=1, tp=2), world)
+        tp = mesh.group("tp")
+        assert (tp.size, tp.rank) == (2, world.rank) and mesh.group("dp").size == 1
     """
 
     def __init__(self, shape: MeshShape, world: Group) -> None:
+        check_group(world)
         if shape.size != world.size:
             raise ValueError(f"{shape} needs {shape.size} ranks, but the run has {world.size}")
         if world.ranks != tuple(range(world.size)):

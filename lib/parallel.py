@@ -137,6 +137,25 @@ def assemble(
     Raises:
         ValueError: a layout that this model, these functions or this mesh do not allow; a parameter in no stage;
             dropout in a model that is sharded; nothing to train, or parameters that share memory.
+
+    Example:
+        from functools import partial
+
+        import torch
+        from torch import nn
+
+        from lib.layout import Layout
+        from lib.mesh import Mesh, MeshShape
+        from lib.parallel import assemble
+
+        def loss(targets):
+            return lambda y, some: (y - some).square().sum() / len(targets)
+
+        layout = Layout(dp=2, zero=1)
+        mesh, adamw = Mesh(MeshShape(**layout.sizes), world), partial(torch.optim.AdamW, lr=1e-2)
+        model = assemble(nn.Linear(4, 1), mesh, layout, adamw, loss=loss)
+        before = model.step(torch.ones(8, 4), torch.zeros(8, 1), max_norm=1.0)
+        assert model.evaluate(torch.ones(8, 4), torch.zeros(8, 1)) < before
     """
     kind = type(model).__name__
     _check_mesh(mesh, layout)

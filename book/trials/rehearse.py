@@ -33,7 +33,7 @@ def rehearse(schedule: Schedule, costs: Costs | None = None, unit_s: float = 0.0
     unit took in this run, in the mean: who waits for whom, and for how long, is measured beside the work itself.
 
     Args:
-        costs: as for `simulate`; with a latency or transfer, slow links are emulated.
+        costs: as for `simulate()`; with a latency or transfer, slow links are emulated.
         unit_s: seconds per unit; the shortest action should sleep ten milliseconds, much longer than it takes to wake.
     """
     costs = costs or Costs()

@@ -76,6 +76,21 @@ class Save:
     """One save of a checkpoint to a folder. All ranks make it, and all call `finish`.
 
     The state is copied first, so training continues while a thread writes this rank's file, without communication.
+
+    Args:
+        model: what `assemble` or `parallelize` made, in any layout.
+        folder: of the checkpoint; all machines share it, and it holds no other.
+
+    Example:
+        import tempfile
+
+        from lib import comm
+        from lib.checkpoint.storage import Save, restore
+
+        # model: of the example of assemble()
+        folder = comm.all_gather_object(tempfile.mkdtemp(), world)[0]
+        assert Save(model, folder).finish() == ""
+        restore(model, folder)
     """
 
     def __init__(self, model: ParallelModel, folder: str) -> None:

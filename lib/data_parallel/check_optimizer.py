@@ -52,8 +52,15 @@ def check_groups(optimizer: MakeOptimizer, named: Iterable[tuple[str, nn.Paramet
     are flat, their shape.
 
     Raises:
+        TypeError: an optimizer instead of a function.
         ValueError: a piece would be in a group with other settings, or in none; the optimizer holds other tensors.
     """
+    if not callable(optimizer):
+        name = type(optimizer).__name__
+        raise TypeError(
+            f"optimizer must be a function that makes one, but got an object of class {name}: each rank steps pieces, "
+            f"which exist only later. Pass partial({name}, lr=...), with your settings"
+        )
     full = list(named)
     pieces = [(name, parameter_like(p, p.new_empty(0) if are_flat else torch.empty_like(p))) for name, p in full]
     if not full:

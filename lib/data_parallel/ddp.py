@@ -22,7 +22,7 @@ from lib.cost.sizes import BUCKET_BYTES
 from lib.data_parallel.bucketed_gradients import Gradients
 from lib.data_parallel.gradient_sums import GradientSums
 from lib.facts import Fact, check_trains
-from lib.mesh import Group
+from lib.mesh import Group, check_group
 from lib.versions import unwritten
 
 
@@ -36,6 +36,7 @@ class DataParallel(nn.Module):
 
     Attributes:
         trained: the parameters that get a gradient; a tied parameter once.
+        gradients: sums them; an object for the `reduce` of `execute`.
     """
 
     def __init__(
@@ -60,6 +61,11 @@ class DataParallel(nn.Module):
         self.gradients.syncs = value
 
     def forward(self, *args, **kwargs):
+        """Return what the module returns for these arguments: the rows of this rank.
+
+        Raises:
+            RuntimeError: the module writes into its parameters in forward.
+        """
         if torch.is_grad_enabled():
             self.gradients.before_forward()
         with unwritten(self.module):
@@ -114,7 +120,23 @@ class BucketedDDP(DataParallel):
         bucket_bytes: about how much a bucket holds, see `fill_buckets`.
 
     Raises:
+        TypeError: a group of torch instead of a `Group`.
         ValueError: unknown op, nothing to train, or a parameter that a different wrapper already averages.
+
+    Example:
+        import torch
+        from torch import nn
+
+        from lib.data_parallel.ddp import BucketedDDP
+
+        model = BucketedDDP(nn.Linear(4, 1), world)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
+        rows = torch.randn(8, 4)  # this rank's rows of the batch
+        model.zero_grad()
+        model(rows).square().mean().backward()
+        model.finish()
+        model.clip_gradients(max_norm=1.0)
+        optimizer.step()
     """
 
     def __init__(self, module: nn.Module, group: Group, op: str = "mean", bucket_bytes: int = BUCKET_BYTES) -> None:
@@ -130,8 +152,10 @@ def replicas(module: nn.Module, group: Group, copies: int = 1) -> list[Fact]:
         copies: ranks with the same parameter among those over which a norm is summed.
 
     Raises:
+        TypeError: a group of torch instead of a `Group`.
         ValueError: nothing to train.
     """
+    check_group(group)
     facts = [Fact(name, p, group, copies=copies) for name, p in module.named_parameters()]
     check_trains(facts)
     return facts

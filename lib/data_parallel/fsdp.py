@@ -70,6 +70,27 @@ class FSDP(Sharded):
     Raises:
         ValueError: nested units, or units that mix dtypes or devices; a model on the meta device without `init`, or
             with buffers.
+
+    Attributes:
+        units: the root, then the other units.
+
+    Example:
+        from functools import partial
+
+        import torch
+        from torch import nn
+
+        from lib.data_parallel.fsdp import FSDP
+
+        blocks = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 1))
+        model = FSDP(blocks, world, partial(torch.optim.AdamW, lr=3e-4), units=[blocks[0], blocks[2]])
+        with model.no_sync():  # for all microbatches but the last
+            (model(torch.randn(4, 4)).square().mean() / 2).backward()
+        (model(torch.randn(4, 4)).square().mean() / 2).backward()
+        model.finish()
+        norm = model.clip_gradients(max_norm=1.0)
+        model.step()
+        assert norm.shape == ()
     """
 
     def __init__(
@@ -99,9 +120,19 @@ class FSDP(Sharded):
         self.units, self._schedule = made, UnitSchedule(made, reshard_after_forward, prefetch, gradients)
 
     def state_dict(self, *args, **kwargs) -> NoReturn:
+        """Refused: no rank holds full parameters. Use `full_state_dict()` or `sharded_state_dict()`.
+
+        Raises:
+            RuntimeError: always.
+        """
         raise RuntimeError(SHARDED.format("state_dict"))
 
     def load_state_dict(self, *args, **kwargs) -> NoReturn:
+        """Refused, as `state_dict()`: use `load_full_state_dict()` or `load_sharded_state_dict()`.
+
+        Raises:
+            RuntimeError: always.
+        """
         raise RuntimeError(SHARDED.format("load_state_dict"))
 
     def forward(self, *args, **kwargs):

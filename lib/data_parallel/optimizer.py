@@ -29,7 +29,8 @@ class ShardedOptimizer:
         ValueError: pieces are parts of parameters, and this optimizer needs full parameters.
 
     Attributes:
-        flats: the sharded buckets.
+        optimizer: the torch optimizer on the pieces of this rank: its settings, such as the learning rate, may be set.
+        flats: the sharded buckets; of FSDP, all sharded parameters.
     """
 
     def __init__(self, gradients: Gradients, optimizer: MakeOptimizer) -> None:

@@ -44,6 +44,9 @@ class Sharded(DataParallel, StateDicts, ShardedOptimizer):
     Args:
         module, group, gradients, optimizer: as for `DataParallel` and `ShardedOptimizer`.
         flats: all sharded parameters, including frozen ones. Default: the buckets.
+
+    Attributes:
+        stored: the tensors that hold parameters, for a memory tracker.
     """
 
     def __init__(
@@ -123,7 +126,25 @@ class ZeRO1(Sharded):
             original precision. None keeps that precision for all. Buffers do not change.
 
     Raises:
+        TypeError: an optimizer instead of a function that makes one; a group of torch instead of a `Group`.
         ValueError: an optimizer that needs full parameters; a layer that cannot compute in `dtype`.
+
+    Example:
+        from functools import partial
+
+        import torch
+        from torch import nn
+
+        from lib.data_parallel.zero import ZeRO1
+
+        model = ZeRO1(nn.Linear(4, 1), world, partial(torch.optim.AdamW, lr=3e-4))
+        model.optimizer.param_groups[0]["lr"] = 1e-4
+        model.zero_grad()
+        model(torch.randn(8, 4)).square().mean().backward()
+        model.finish()
+        model.step()
+        state = model.full_state_dict()  # that of the nn.Linear, on rank 0
+        assert state.keys() == ({"weight", "bias"} if world.rank == 0 else set())
     """
 
     stage = 1

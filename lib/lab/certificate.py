@@ -37,7 +37,11 @@ ADAMW = partial(torch.optim.AdamW, lr=1e-2)
 
 
 class Apart(NamedTuple):
-    """How far a layout is from one process: the largest ‖ours − theirs‖/‖theirs‖ over steps, tensors and ranks."""
+    """How far a layout is from one process: the largest ‖ours − theirs‖/‖theirs‖ over steps, tensors and ranks.
+
+    Args:
+        loss, gradient, weight: the distance of the losses, of the clipped gradients, and of the weights after a step.
+    """
 
     loss: float
     gradient: float
@@ -86,6 +90,16 @@ def certify(
 
     Raises:
         ValueError: a layout with a different number of ranks.
+
+    Example:
+        from lib.lab.certificate import certify
+
+        # loss, layout and all imports: of the example of assemble()
+        torch.manual_seed(0)  # equal weights on all ranks
+        batch = torch.ones(8, 4).double(), torch.zeros(8, 1).double()
+        make = partial(assemble, loss=loss)
+        apart = certify(world, [layout], nn.Linear(4, 1).double(), [batch], max_norm=1.0, make=make, loss=loss)
+        assert apart[0].holds()
     """
     steps = list(_twin_steps(copy.deepcopy(model), batches, max_norm, optimizer, before_step, loss))
     meshes: dict[str, Mesh] = {}  # a mesh serves all layouts of its shape

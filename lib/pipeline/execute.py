@@ -87,6 +87,23 @@ def execute(
 
     Raises:
         ScheduleError: stages, ranks or rows that do not match the schedule; an output or a loss of the wrong form.
+
+    Example:
+        import torch
+        from torch import nn
+        from torch.nn.functional import mse_loss
+
+        from lib.pipeline.execute import execute
+        from lib.pipeline.schedules.one_f_one_b import one_f_one_b
+        from lib.pipeline.stage import Stage
+
+        def term(y, targets):
+            return mse_loss(y, targets, reduction="sum") / (8 * 4)  # all elements of the batch
+
+        stages = {world.rank: Stage(nn.Linear(4, 4))}  # stage 0 on rank 0, stage 1 on rank 1
+        schedule = one_f_one_b(num_ranks=2, num_microbatches=4)
+        result = execute(schedule, stages, world, torch.ones(8, 4), torch.zeros(8, 4), term)
+        assert result.losses.shape == (4,) and stages[world.rank].module.weight.grad is not None
     """
     name, n, m = schedule.name, group.size, schedule.num_microbatches
     if not schedule.is_forward_only and not torch.is_grad_enabled():

@@ -43,6 +43,9 @@ class Stage:
 
     Raises:
         ScheduleError: `form` beside one of those.
+
+    Attributes:
+        before: called with the number of each microbatch before its forward; by default it does nothing.
     """
 
     module: nn.Module

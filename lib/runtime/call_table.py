@@ -151,6 +151,11 @@ class CallTable:
         entries = [self._entry(member, key_of(channel), number) for member in members]
         return max((entry.due_s for entry in entries if entry is not None), default=0.0)
 
+    @property
+    def waiting_threads(self) -> int:
+        """How many threads of this rank wait in a call; its row shows one."""
+        return len(self._waits)
+
     def waiting(self, *call: object) -> Waiting:
         """A reusable context: inside it, this rank waits in `call`: (what, where, peers, channel, number)."""
         return Waiting(self, call)

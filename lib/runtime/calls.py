@@ -50,7 +50,7 @@ class Call(NamedTuple):
         if peer is not None:
             pair, peers = (me, peer) if sends else (peer, me), (peer,)
             channel = f"{group.channel} {pair[0]}>{pair[1]}" + f" tag {tag}" * bool(tag)
-        shown = f"{'send to' if sends else 'recv from'} {whom}, {what}"
+        shown = f"{'send to' if sends else 'recv from'} {whom}, {what}" + f", tag {tag}" * bool(tag)
         return cls(kind, n_bytes, group.axis, me, group.size, channel, pair, f"message {what}", peers, shown)
 
     @property

@@ -25,18 +25,35 @@ class Group:
 
     @property
     def size(self) -> int:
+        """The number of its ranks, n."""
         return len(self.ranks)
 
     @property
     def global_rank(self) -> int:
+        """This rank's number among all ranks of the run."""
         return self.ranks[self.rank]
 
     @cached_property
     def channel(self) -> str:
-        """The name of its process group in torch: the same on all its ranks, and unique."""
+        """The name of its process group in torch: the same on all its ranks, and unique.
+
+        Raises:
+            RuntimeError: outside of a run.
+        """
         pg = self.pg or dist.group.WORLD
         if pg is None:
             raise RuntimeError(
                 "no process groups here: start ranks with run() or init(), and destroy the groups last"
             )
         return pg.group_name
+
+
+def check_group(group: object) -> None:
+    """Raise TypeError for what is no `Group`, such as a process group of torch, or None."""
+    if isinstance(group, Group):
+        return
+    given = "a process group of torch" if isinstance(group, dist.ProcessGroup) else f"{group!r}"
+    raise TypeError(
+        f"group must be a Group of mesh.py, but got {given}: pass `world`, which run() and init() give, a group of a "
+        'Mesh such as mesh.group("dp"), or Group() for one rank'
+    )

@@ -90,6 +90,11 @@ class View:
         late = sorted({peer for wait in self.waits.values() for peer in wait.late})
         return tuple(rank for rank in late if rank not in self.waits) or self.circle or tuple(late)
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether each rank that waits needs a call that a rank has not made: then no message in flight helps it."""
+        return all(wait.late for wait in self.waits.values())
+
     def summary(self) -> str:
         """One line: which ranks wait and which are done; it is a deadlock only if there is a cycle of waits."""
         circle = self.circle
@@ -139,6 +144,8 @@ class View:
         if any(wait.late and len(wait.peers) > 1 for wait in waits.values()):
             return "Every rank of a group must make the same collective calls, in the same order."
         needs = "Each send needs a receive on its peer, and the reverse"
+        if any(", tag " in wait.what for wait in waits.values()):
+            needs += ", with the same tag"
         return f"{needs}: find the call that is missing or comes too late."
 
     def explain(self, still_s: float) -> str:

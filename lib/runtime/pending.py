@@ -18,7 +18,7 @@ from torch import Tensor
 from lib.runtime import calls
 from lib.runtime.calls import Call, Record
 from lib.runtime.emulated_link import along
-from lib.runtime.group import Group
+from lib.runtime.group import Group, check_group
 from lib.runtime.shapes import spec
 
 # Stored now, because `record_torch_calls` replaces them by recorded versions for direct calls of torch.distributed.
@@ -49,6 +49,7 @@ class Pending:
         return self.record.ended_s if self.record else 0.0
 
     def wait(self) -> Tensor | dict | None:
+        """Return the result when it is there: a tensor, of `exchange` tensors by rank, of `send` the tensor sent."""
         if self._finish is not None:
             self._result, self._finish = self._finish(), None
         return self._result
@@ -58,6 +59,7 @@ def collective(
     what: str, x: Tensor | None, group: Group, finish: Callable, function: Callable, *args: object, times: int = 1
 ) -> Pending:
     """Start `what` by `function(*args)`, on an array `times` as large as x; `finish` returns the result."""
+    check_group(group)
     if group.size == 1:
         return Pending(finish)
     kind, what = what.split()[0], what if x is None else f"{what} {spec(x)}"

@@ -11,8 +11,9 @@ import sysconfig
 import types
 from functools import cache
 
-ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-LIB = os.path.join(ROOT, "lib", "")
+PACKAGE = __name__.removesuffix(".runtime.places")  # `lib`, or the name that a copy has
+LIB = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
+ROOT = os.path.abspath(os.path.join(LIB, *[".."] * len(PACKAGE.split("."))))  # from here the package is imported
 _MACHINE = tuple(os.path.join(LIB, name) for name in (os.path.join("runtime", ""), "comm.py", "mesh.py"))
 _PATHS = {os.path.join(sysconfig.get_paths()[name], "") for name in ("purelib", "platlib", "stdlib")}
 _LIBRARIES = sorted(_PATHS, key=len, reverse=True)  # one may be inside another

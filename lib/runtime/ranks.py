@@ -17,7 +17,7 @@ from multiprocessing import Pipe, connection
 from pathlib import Path
 from typing import Any
 
-from lib.runtime import headroom, output
+from lib.runtime import asserts, headroom, output
 from lib.runtime.call_table import CallTable
 from lib.runtime.errors import RankError, RunError, RunTimeout
 from lib.runtime.fork_server import ForkServer
@@ -51,7 +51,8 @@ class Ranks:
         cwd = None  # if it was removed, ranks stay in the folder of their server
         with contextlib.suppress(OSError):
             cwd = os.getcwd()
-        place = [path for path in sys.path if isinstance(path, str)], sys.argv, cwd, dict(os.environ)
+        paths = [path for path in sys.path if isinstance(path, str)]
+        place = paths, sys.argv, cwd, dict(os.environ), asserts.modules_of_tests()
         with starting():
             for rank in range(self.size):
                 (ours, theirs), (asks, answers) = Pipe(), Pipe()
@@ -68,6 +69,7 @@ class Ranks:
 
     def join(self, timeout_s: float) -> None:
         """Wait until all are done, or raise the error; in both cases show the output. The limit is for the function."""
+        __tracebackhide__ = True  # by pytest, as in `run`
         begun, deadline = False, time.monotonic() + START_S + timeout_s
         stillness = Stillness((process.pid for process in self.processes), self._may_send)
         try:
@@ -97,6 +99,7 @@ class Ranks:
 
     def _hear(self, rank: int) -> None:
         """Receive how a rank ended; if it failed, raise the cause: of equal failures, the first in rank order."""
+        __tracebackhide__ = True
         outcomes, began = {rank: self._outcome(rank)}, time.monotonic()
         self.done.add(rank)
         if outcomes[rank] == ("ok", None):
@@ -169,6 +172,7 @@ class Ranks:
 
     def _watch_headroom(self) -> None:
         """End the ranks before memory runs out, or the system might end the notebook; keep files of noise short."""
+        __tracebackhide__ = True
         for rank in range(self.size):
             with contextlib.suppress(OSError):
                 if self._noise(rank).stat().st_size > NOISE_BYTES:

@@ -24,7 +24,7 @@ from multiprocessing import resource_tracker
 
 from lib.runtime.errors import RunError
 from lib.runtime.fork_server import ForkServer
-from lib.runtime.places import LIB, ROOT, packages
+from lib.runtime.places import LIB, PACKAGE, ROOT, packages
 
 _one_at_a_time = threading.RLock()
 _server: ForkServer | _Here | None = None
@@ -113,7 +113,7 @@ def _replacement(files: dict[str, tuple]) -> ForkServer:
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         modules = [module for of_package in _imported.values() for module in of_package]
-        first = f"from lib.runtime.server import warm\nwarm({modules!r})"
+        first = f"from {__name__} import warm\nwarm({modules!r})"
         return ForkServer(first, _paths(), {"OMP_NUM_THREADS": "1"})
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
@@ -142,11 +142,12 @@ def _check_python(paths) -> None:
 def why_no_rank() -> str:
     """Why the server or its ranks ended before they began: the error of importing `lib` in a separate process."""
     variables = os.environ | {"PYTHONPATH": os.pathsep.join(_paths())}
-    command = [sys.executable, "-P", "-c", "import lib.runtime.worker"]
+    program = f"import {PACKAGE}.runtime.worker"
+    command = [sys.executable, "-P", "-c", program]
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
         done = subprocess.run(command, env=variables, capture_output=True, text=True, errors="replace", timeout=60)
         if done.returncode:
-            return "`import lib.runtime.worker` fails there:\n" + "\n".join(done.stderr.rstrip().splitlines()[-5:])
+            return f"`{program}` fails there:\n" + "\n".join(done.stderr.rstrip().splitlines()[-5:])
     return "the reason is printed here or in the terminal"
 
 
@@ -155,9 +156,7 @@ def warm(more: Iterable[str]) -> None:
 
     A module that cannot be imported (its file was edited) is skipped; the rank that needs it then raises the error.
     """
-    import lib
-
-    modules = [module.name for module in pkgutil.walk_packages(lib.__path__, "lib.", onerror=lambda name: None)]
+    modules = [name for _, name, _ in pkgutil.walk_packages([LIB], f"{PACKAGE}.", onerror=lambda name: None)]
     modules += [*more, "torch._dynamo"]  # the first step of an optimizer imports that one, for 1.5 s
     for name in modules:
         if not name.endswith("__main__"):

@@ -27,8 +27,19 @@ import numpy
 import torch
 import torch.distributed as dist
 
-from lib import mesh, trace
-from lib.runtime import calls, hang, headroom, output, pending, places, record_torch_calls
+from lib import trace
+from lib.runtime import (
+    asserts,
+    calls,
+    hang,
+    headroom,
+    output,
+    own_rank,
+    places,
+    record_torch_calls,
+    refused_calls,
+    threads,
+)
 from lib.runtime.call_table import CallTable, MismatchError
 from lib.runtime.errors import RankError
 from lib.runtime.group import Group
@@ -40,11 +51,8 @@ MOST_SAID = 20_000  # letters of a traceback
 # module cannot be imported; in `sys.modules` a rank finds it by name.
 sys.modules.setdefault("torch._C._functions", torch._C._functions)
 
-in_rank = False  # whether this process is a rank
-
-# Files in the stack of a thread that waits for ranks.
-_IN_CALL = {pending.__file__, record_torch_calls.__file__, mesh.__file__}
-_MINE = tuple(f'File "{file}"' for file in (__file__, output.__file__, record_torch_calls.__file__))
+_MINE_FILES = (__file__, output.__file__, record_torch_calls.__file__, refused_calls.__file__)
+_MINE = tuple(f'File "{file}"' for file in _MINE_FILES)
 _PEER_GONE = re.compile(r"Connection (closed|reset) by peer|Connection refused|Broken pipe|Socket closed|Read error")
 
 
@@ -61,9 +69,10 @@ class Job:
 
 
 def rank_main(rank: int, world_size: int, folder: str, place: tuple, conn, questions) -> None:
-    """Run one rank from start to end; `place` is the caller's `sys.path`, arguments, working folder and environment."""
-    global in_rank
-    in_rank = True
+    """Run one rank from start to end; `place` is the caller's `sys.path`, arguments, working folder, environment, and
+    modules of tests.
+    """
+    own_rank.is_here = True
     _leave_the_terminal(folder, rank)
     table = calls.table = CallTable(os.path.join(folder, "table"), world_size, rank)
     threading.Thread(target=_obey, args=(questions, folder), daemon=True).start()
@@ -84,14 +93,17 @@ def rank_main(rank: int, world_size: int, folder: str, place: tuple, conn, quest
 
 def _work(rank: int, world_size: int, folder: str, place: tuple, table: CallTable) -> None:
     torch.set_num_threads(1)
-    sys.path[:], sys.argv, cwd, environment = place
+    sys.path[:], sys.argv, cwd, environment, tests = place
+    asserts.import_with_values(tests)
     os.chdir(cwd or ".")
     os.environ.clear()
-    os.environ.update(environment, GLOO_SOCKET_IFNAME="lo0" if sys.platform == "darwin" else "lo")
+    os.environ.update(own_rank.told_to_rank(environment, rank, world_size))
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo0" if sys.platform == "darwin" else "lo"
     store, limit = dist.FileStore(os.path.join(folder, "store"), world_size), datetime.timedelta(days=1)
     # The process that called `run` reports a hang long before gloo would.
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=limit)
     numpy.random.seed()  # or all forks would draw the same numbers as the server
+    refused_calls.refuse_in_ranks()
     record_torch_calls.watch()  # before the job is read, which may refer to such functions by name
     # torch.compile looks there for what a function uses
     main = sys.modules["__main__"] = types.ModuleType("__main__")
@@ -168,14 +180,12 @@ def _where() -> tuple[str, bool]:
     main, names = threading.main_thread().ident, {thread.ident: thread.name for thread in threading.enumerate()}
     parts, may_send = [], False
     for ident, frame in sorted(sys._current_frames().items(), key=lambda item: item[0] != main):
-        files = [caller.f_code.co_filename for caller, _ in traceback.walk_stack(frame)]
-        readers = not all(map(places.is_library, files))
+        readers = threads.is_readers(frame)
         if ident == main or readers:
             lines = traceback.format_stack(frame)
             start = next((i for i, line in enumerate(lines) if _mine(line)), 0)
             parts += [f"{names.get(ident, 'a thread')}:\n"] * (ident != main) + _tidy(lines[start:])
-        joins = files[0] == threading.__file__ and frame.f_locals.get("timeout", 0) in (None, -1)  # without a limit
-        may_send |= readers and not joins and not _IN_CALL & {*files}
+        may_send |= readers and threads.is_free(frame)
     return "".join(parts), may_send
 
 

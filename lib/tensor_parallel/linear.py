@@ -33,7 +33,7 @@ from lib.conjugate import (
     reduce_scatter_all_gather,
 )
 from lib.deferred import linear_later, queue_here, weight_gradients
-from lib.mesh import Group
+from lib.mesh import Group, check_group
 from lib.placement import Placement, Replicate, Shard, distribute, split_size
 
 _ROWS = Shard(0)
@@ -49,18 +49,22 @@ class ParallelLayer(nn.Module):
             None if they are replicated.
 
     Attributes:
+        shards: the class of serial layers that it shards.
         placements: parameter → its placement on the ranks.
         partial_gradients: replicated parameters whose gradients are partial sums.
 
     Raises:
+        TypeError: a serial layer of a different kind, or one with a `forward` of its own; a group of torch.
         ValueError: a size that cannot be split evenly, or a group along a different axis.
     """
 
+    shards: type[nn.Module]
     placements: dict[str, Placement]
     partial_gradients: tuple[str, ...] = ()
 
     def __init__(self, serial: nn.Module, group: Group, sequence_dim: int | None) -> None:
         super().__init__()
+        check_group(group)
         if group.axis not in ("tp", "world"):
             raise ValueError(
                 f"this layer is sharded over tensor-parallel ranks, but got a group along {group.axis!r}: use "
@@ -72,6 +76,7 @@ class ParallelLayer(nn.Module):
     @classmethod
     def from_serial(cls, serial: nn.Module, group: Group, *, agreed: bool = False, **options) -> ParallelLayer:
         """Shard a serial layer, with the weights of rank 0 of the group; sends nothing if `agreed`."""
+        _check_kind(serial, cls)
         with torch.device("meta"):
             layer = cls(**cls._sizes(serial), group=group, **options)
         layer._take(serial, agreed)
@@ -97,6 +102,8 @@ class ParallelLinear(ParallelLayer):
         group, sequence_dim: as for `ParallelLayer`.
     """
 
+    shards = nn.Linear
+
     def __init__(
         self, in_features: int, out_features: int, group: Group, bias: bool = True, sequence_dim: int | None = None
     ) -> None:
@@ -116,6 +123,7 @@ class ParallelLinear(ParallelLayer):
         return self.weight, self.bias
 
     def extra_repr(self) -> str:
+        """What `print` says of the layer: features of the full layer, the axis, and the shape of this rank's shard."""
         part = list(self.weight.shape)
         return f"in_features={self.in_features}, out_features={self.out_features}, {self.group.axis}, part {part}"
 
@@ -160,15 +168,46 @@ class ColumnParallelLinear(NaiveColumnParallelLinear):
     Under `torch.autocast`, x is sent in the cast dtype. There is no second derivative (`create_graph=True`).
 
     Args:
+        in_features, out_features, bias: of the full layer: D, F, and whether there is one.
+        group, sequence_dim: as for `ParallelLayer`.
+        rows: as for `NaiveColumnParallelLinear`.
         regather: with `sequence_dim`, keep only this rank's shard of x for backward and gather x again there: one more
             all-gather, also overlapped. False keeps the full x.
+
+    Raises:
+        ValueError: F that cannot be split evenly, or a group along a different axis.
+
+    Example:
+        import torch
+
+        from lib.tensor_parallel.linear import ColumnParallelLinear, RowParallelLinear
+
+        up, down = ColumnParallelLinear(8, 16, world), RowParallelLinear(16, 8, world)
+        x = torch.ones(2, 8)  # equal on all ranks
+        y = down(up(x).relu())  # and so is y
+        assert up.weight.shape == (8, 8) and y.shape == (2, 8)
     """
 
-    def __init__(self, *args, regather: bool = True, **options) -> None:
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        group: Group,
+        bias: bool = True,
+        sequence_dim: int | None = None,
+        rows: Placement = _ROWS,
+        *,
+        regather: bool = True,
+    ) -> None:
         self.regather = regather
-        super().__init__(*args, **options)
+        super().__init__(in_features, out_features, group, bias, sequence_dim, rows)
 
     def forward(self, x: Tensor) -> Tensor:
+        """x[…, D], equal on all ranks, or with `sequence_dim` its shard → y[…, F/n].
+
+        Raises:
+            ValueError: x does not have D features.
+        """
         return column_products(x, self)[0]
 
 
@@ -250,6 +289,13 @@ class RowParallelLinear(ParallelLinear):
 
     forward: one all-reduce, 2(n−1)/n · y. backward: no communication. With `sequence_dim`: → y[…, T/n, F]. forward: one
     reduce-scatter, (n−1)/n · y. backward: one all-gather, the same bytes.
+
+    Args:
+        in_features, out_features, bias: of the full layer: D, F, and whether there is one.
+        group, sequence_dim: as for `ParallelLayer`.
+
+    Raises:
+        ValueError: D that cannot be split evenly, or a group along a different axis.
     """
 
     def __init__(
@@ -262,6 +308,11 @@ class RowParallelLinear(ParallelLinear):
         super().__init__(in_features, out_features, group, bias, sequence_dim)
 
     def forward(self, x: Tensor) -> Tensor:
+        """x[…, D/n] → y[…, F], equal on all ranks, or with `sequence_dim` its shard.
+
+        Raises:
+            ValueError: x does not have D/n features, or its sequence cannot be split.
+        """
         _check_part(x, self.in_features, self.group)
         y = self._sum(linear(x, self.weight))
         # Under autocast the dtype of y differs from that of the bias.
@@ -278,6 +329,21 @@ def check_first(what: str, instead: str) -> None:
     """
     if torch.is_grad_enabled():
         raise RuntimeError(f"{what} has no second derivative, which create_graph=True needs: use {instead}")
+
+
+def _check_kind(serial: nn.Module, layer: type[ParallelLayer]) -> None:
+    """Raise TypeError for a serial layer that does not compute what the shards would compute."""
+    kind, name = layer.shards, type(serial).__name__
+    if not isinstance(serial, kind):
+        raise TypeError(
+            f"{layer.__name__} is a shard of an nn.{kind.__name__}, but got a {name}: keep it full on each rank, or "
+            "write a layer that shards it, with `placements`"
+        )
+    if type(serial).forward is not kind.forward:
+        raise TypeError(
+            f"{name} is an nn.{kind.__name__} with a forward of its own, which {layer.__name__} would not call: keep "
+            "it full on each rank, or write a layer that shards it, with `placements`"
+        )
 
 
 def _check_whole(x: Tensor, features: int, group: Group) -> None:

@@ -43,7 +43,7 @@ class VocabParallelEmbedding(ParallelLayer):
             its rows (`max_norm`) or gradients (`scale_grad_by_freq`), has sparse gradients, or has a padding token.
     """
 
-    placements = {"weight": Shard(0)}
+    shards, placements = nn.Embedding, {"weight": Shard(0)}
 
     def __init__(
         self, num_embeddings: int, embedding_dim: int, group: Group, sequence_dim: int | None = None

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
+from lib.runtime import own_rank
 from lib.runtime.errors import StartError
 
 if TYPE_CHECKING:
@@ -41,13 +42,19 @@ def init(
         problem: why this rank cannot start; then no rank starts.
 
     Raises:
-        StartError: torchrun's variables are incomplete, there are fewer CUDA devices than ranks, a rank did not come or
-            cannot connect, or the machines differ in settings, library or torch; on every rank.
+        StartError: this is a rank of `run`; torchrun's variables are incomplete, there are fewer CUDA devices than
+            ranks, a rank did not come or cannot connect, or the machines differ in settings, library or torch; on every
+            rank.
     """
     from lib import mesh
     from lib.torchrun.meeting import choose_interface, meet
     from lib.torchrun.watchdog import Watchdog
 
+    if own_rank.is_here:
+        raise StartError(
+            "run() has started and connected this rank: use the `world` that it gives to your function; init() is for "
+            "a process that torchrun started"
+        )
     rank, size = of_torchrun()
     if not size:
         return mesh.Group()
@@ -112,11 +119,14 @@ def close(world: Group, report: object) -> list:
 
 
 def of_torchrun() -> tuple[int, int]:
-    """Number of this rank, and of all ranks; 0 and 0 without torchrun, also for a single rank without an address.
+    """Number of this rank, and of all ranks; 0 and 0 without torchrun, also for a single rank without an address, and
+    for a program that a rank of `run` started.
 
     Raises:
         StartError: a variable is missing or invalid.
     """
+    if own_rank.says_so():
+        return 0, 0
     given = _given()
     tasks = os.environ.get("SLURM_STEP_NUM_TASKS") or os.environ.get("SLURM_NTASKS") or "1"
     if "SLURM_PROCID" in os.environ and tasks != "1" and not given.keys() & {"RANK", "WORLD_SIZE"}:

@@ -7,7 +7,8 @@ rank that waits for a long time reads the rows of all ranks. It has the report o
 rank, and ends the run if
 
     a row is older than `silent_s`              the process is stopped, or its machine or network is gone
-    all wait, and nothing moves for `still_s`   they wait forever
+    all wait for calls that nobody made         they wait forever; seen twice in each row, `lost_s` apart
+    all wait, and nothing moves for `still_s`   they wait forever, or the network stands still
     its wait is longer than the limit           a rank computes, or does something that is no call
 
 One rank per machine prints the report, and all end, so torchrun may start them again.
@@ -29,6 +30,7 @@ from typing import NamedTuple
 import torch.distributed as dist
 
 from lib.runtime.hang import STARTING, WAITING, Row, View, all_wait, named_ranks, written_bytes
+from lib.runtime.threads import may_send
 from lib.torchrun.first_calls import ComparedTable
 from lib.torchrun.meeting import START_S, Member, interfaces
 
@@ -62,6 +64,7 @@ class Watchdog:
     """
 
     beat_s = 2.0  # between two rows
+    lost_s = 6.0  # three rows of each rank: no time makes this surer
     silent_s = still_s = 30.0
     start_s = START_S
 
@@ -74,6 +77,7 @@ class Watchdog:
         self._beats = 0
         self._latest = [Unchanged() for _ in members]  # beat of each rank
         self._moved = Unchanged()  # moves and bytes of all ranks
+        self._moved_at: tuple[int, ...] = ()  # the beats of all ranks when they were last seen to move
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._write()
@@ -93,7 +97,7 @@ class Watchdog:
                     self._leave(Ending(*marshal.loads(self._store.get("over"))))
                 row = self.table.row(self.rank)
                 waits_s = row.for_s if row.state in (STARTING, WAITING) else 0.0
-                if waits_s > min(self.still_s, self.silent_s, self.limit_s, self.start_s) / 2:
+                if waits_s > min(self.lost_s, self.still_s, self.silent_s, self.limit_s, self.start_s) / 2:
                     if ending := self._judge():
                         self.end(ending)
             except dist.DistError as error:  # the store is on one of the machines
@@ -103,15 +107,20 @@ class Watchdog:
 
     def _write(self) -> None:
         self._beats += 1
-        said = self._beats, written_bytes(), *self.table.row(self.rank)
+        # A row shows one call; a second thread may wait in another, which ends.
+        is_stuck = self.table.waiting_threads == 1 and not may_send()
+        row = self.table.row(self.rank)._replace(calls=self.table.calls())  # of all channels, not of the last ones
+        said = self._beats, written_bytes(), is_stuck, *row
         self._store.set(f"row {self.rank}", marshal.dumps(said))
 
     def _judge(self) -> Ending | None:
         """Why the run must end; None if it need not."""
         said = self._store.multi_get([f"row {rank}" for rank in range(len(self.members))])
-        beats, written, *columns = zip(*map(marshal.loads, said), strict=True)
+        beats, written, stuck, *columns = zip(*map(marshal.loads, said), strict=True)
         rows = dict(enumerate(map(Row, *columns)))
         mine, still_s = rows[self.rank], self._moved.seconds((written, [row.moves for row in rows.values()]))
+        if still_s == 0:
+            self._moved_at = beats
         view = View.of(rows, hosts={rank: member.host for rank, member in enumerate(self.members)})
         ages_s = [latest.seconds(beat) for latest, beat in zip(self._latest, beats, strict=True)]
         silent = {rank: for_s for rank, for_s in enumerate(ages_s) if for_s > self.silent_s}
@@ -123,7 +132,12 @@ class Watchdog:
             return Ending(f"hang: {named_ranks([*silent])} {gone} is gone.\n{view.report()}", tuple(silent))
         if mine.state == STARTING and mine.for_s > self.start_s:
             return self.cannot_connect(f"no connection for {self.start_s:.0f} s")
-        if still_s > self.still_s and all_wait({row.state for row in rows.values()}):
+        # A rank that said the same before and after a moment was so at that moment: all rows are of one time.
+        is_sure = (
+            all(stuck) and view.is_lost and all(now > then for now, then in zip(beats, self._moved_at, strict=True))
+        )
+        least_s = min(self.lost_s, self.still_s) if is_sure else self.still_s
+        if still_s > least_s and all_wait({row.state for row in rows.values()}):
             return Ending(view.explain(still_s), view.awaited)
         if mine.state == WAITING and mine.for_s > self.limit_s:
             whom = f"; the others wait for {named_ranks(view.awaited)}" if view.awaited else ""

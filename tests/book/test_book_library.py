@@ -3,7 +3,6 @@
 import re
 from pathlib import Path
 
-import pytest
 import yaml
 
 from tests.book.book_project import build, load, soup
@@ -28,21 +27,6 @@ def test_every_page_is_in_the_table_of_contents():
     parts = yaml.safe_load(Path(library.ROOT, "_toc.yml").read_text())["parts"]
     chapter = next(c for part in parts for c in part["chapters"] if c["file"] == "book/library/index")
     assert {s["file"] for s in chapter["sections"]} == {f"book/library/{p.stem}" for p in PAGES.glob("*.rst")}
-
-
-@pytest.mark.parametrize(
-    ("text", "shown"),
-    [
-        ("a * b, *args and **kwargs", r"a \* b, \*args and \*\*kwargs"),
-        ("|x| of `|x|` and `a * b`", r"\|x\| of `|x|` and `a * b`"),
-        ("the list_ and a_name", r"the list\_ and a_name"),
-        ("Returns:\n    a sum", "Returns:\n    a sum"),
-        ("Like:\n\n    f(*x)\n\nthen * this", "Like::\n\n    f(*x)\n\nthen \\* this"),
-        ("It is so.\n\n    a * b\n\nThen.", "It is so.\n\n::\n\n    a * b\n\nThen."),
-    ],
-)
-def test_nothing_in_a_docstring_is_taken_for_markup_but_backticks_and_code(text, shown):
-    assert "\n".join(library.plain(text.split("\n"))) == shown
 
 
 def test_listing_reads_as_the_source_says(tmp_path, monkeypatch):
@@ -114,3 +98,50 @@ def test_in_an_exercise_a_bare_word_is_the_readers_and_no_function_of_the_librar
     for folder, linked in (("chapters", ["check_trains", *both]), ("exercises", both)):
         page = soup(site / folder, "x")
         assert [a.get_text() for a in page.find("h1").find_next("p").select("a")] == linked
+
+
+def test_in_the_library_a_name_leads_to_what_it_is_there_and_not_to_itself(tmp_path, monkeypatch):
+    """A method of its class, a function of its module, any class; a bare word is no function of another module."""
+    (tmp_path / "tiny_here.py").write_text(
+        '"""H."""\n\n\ndef cut():\n    """Not `cut`, but `Knife` or `tear`."""\n\n\n'
+        'class Scissors:\n    """S."""\n\n    def open(self):\n'
+        '        """See `close` and `cut` and `sharpen`, `sharpen()`."""\n\n'
+        '    def close(self):\n        """C."""\n'
+    )
+    (tmp_path / "tiny_there.py").write_text(
+        '"""T."""\n\n\nclass Knife:\n    """K."""\n\n\ndef sharpen():\n    """S."""\n\n\ndef tear():\n    """T."""\n'
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(library, "modules_of", lambda room: ["tiny_here", "tiny_there"])
+    pages = {"index.rst": "H\n=\n\n.. toctree::\n\n   book/library/r\n"}
+    pages["book/library/r.rst"] = "Room\n====\n\n.. room:: lib.tiny\n"
+    (tmp_path / "site").mkdir()
+    site = build(tmp_path / "site", pages, ["book_library"], default_role="literal", autodoc_member_order="bysource")
+    links = soup(site / "book" / "library", "r").select("dl.py dd p a")
+    assert [(a.get_text(), a["href"].partition("#")[2]) for a in links] == [
+        ("Knife", "tiny_there.Knife"),
+        ("close", "tiny_here.Scissors.close"),
+        ("cut", "tiny_here.cut"),
+        ("sharpen()", "tiny_there.sharpen"),
+    ]
+
+
+def test_a_module_that_no_page_imports_is_folded_behind_the_names_in_it(tmp_path, monkeypatch):
+    for name in ("tiny_open", "tiny_inner"):
+        (tmp_path / f"{name}.py").write_text(f'"""About {name}."""\n\n\ndef one_{name}():\n    """O."""\n')
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(library, "modules_of", lambda room: ["tiny_open", "tiny_inner"])
+    monkeypatch.setattr(library, "imported", lambda: {"tiny_open"})
+    pages = {"index.rst": "H\n=\n\n.. toctree::\n\n   book/library/r\n"}
+    pages["book/library/r.rst"] = "Room\n====\n\n.. room:: lib.tiny\n"
+    (tmp_path / "site").mkdir()
+    page = soup(build(tmp_path / "site", pages, ["book_library"]) / "book" / "library", "r")
+    (folded,) = page.select("details.internals")
+    assert folded.summary.get_text() == "Internals: one_tiny_inner"
+    assert [dt["id"] for dt in folded.select("dl.py > dt")] == ["tiny_inner.one_tiny_inner"]
+    assert "About tiny_inner." not in folded.get_text() and page.find("dt", id="tiny_open.one_tiny_open")
+
+
+def test_pages_are_read_for_what_they_import():
+    assert {"lib.comm", "lib.data_parallel.fsdp", "lib.data_parallel.fsdp.FSDP"} <= library.imported()
+    assert "lib.runtime.fork_server" not in library.imported()

@@ -24,7 +24,10 @@ gradient_ranks parallel_model parallel checkpoint/ training/ lab/ train
 PURE = [
     *("lib.cost", "lib.trace", "lib.kineto", "lib.lab.claims", "lib.pipeline.schedules", "lib.layout", "lib.planner"),
     *("lib.text", "lib.launch"),  # the server of `launch` starts before torch is there
-    *(f"lib.runtime.{name}" for name in "call_table calls hang headroom output places ranks server".split()),
+    *(
+        f"lib.runtime.{name}"
+        for name in "asserts call_table calls hang headroom output own_rank places ranks server".split()
+    ),
     *(f"lib.pipeline.{name}" for name in "balance simulate lower rendezvous prove gantt".split()),
     *(
         f"book.figures.{name}"

@@ -544,3 +544,25 @@ def test_an_out_that_cannot_be_filled_is_refused():
         assert all(end in text for end, text in zip(ends, in_place, strict=False)), in_place
         assert all("out must be contiguous float32" in text and "a negative view" in text for text in more), more
         assert kept and total == [4]
+
+
+@pytest.mark.parametrize("group", [None, dist.ProcessGroup(0, 2)])
+def test_what_is_no_group_of_ours_is_refused(group):
+    x = torch.ones(4)
+    one = {1: x}
+    calls = [
+        *(
+            lambda: comm.all_reduce(x, group),
+            lambda: comm.reduce_scatter(x, group),
+            lambda: comm.all_gather(x, group),
+        ),
+        *(lambda: comm.all_to_all(x, group), lambda: comm.broadcast(x, group), lambda: comm.reduce(x, group)),
+        *(lambda: comm.barrier(group), lambda: comm.send(x, group, 1), lambda: comm.recv(x, group, 1)),
+        *(lambda: comm.exchange(one, one, group), lambda: comm.all_gather_object(x, group)),
+        *(lambda: comm.broadcast_coalesced([x], group), lambda: Mesh(MeshShape(dp=2), group)),
+    ]
+    for call in calls:
+        with pytest.raises(
+            TypeError, match=f"must be a Group of mesh.py, but got {'None' if group is None else 'a process group'}"
+        ):
+            call()

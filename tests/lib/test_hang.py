@@ -1,5 +1,7 @@
 """The report of a hang, from what ranks do at one moment: who waits, for whom, and who is late. No process starts."""
 
+from lib.runtime.calls import Call
+from lib.runtime.group import Group
 from lib.runtime.hang import FINISHED, RUNNING, WAITING, AwaitedCall, Row, View, circle_of, named_ranks
 
 
@@ -36,3 +38,20 @@ def test_a_message_to_or_from_a_rank_that_does_not_exist_is_named():
     view = View.of(rows)
     assert view.waits[1].late == (2,) and view.circle == ()
     assert view.cause() == "There is no rank 2: the ranks are 0 to 1."
+
+
+def test_tags_of_messages_that_do_not_meet_are_shown():
+    rows = {}
+    for rank, kind, tag in ((0, "send", 3), (1, "recv", 4)):
+        call = Call.message(kind, "float32[1]", 4, Group("world", (0, 1), rank, Named()), 1 - rank, tag)
+        rows[rank] = Row(WAITING, 1, (call.shown, "line 4", call.peers, call.channel, 0), 2.0, {})
+    view = View.of(rows)
+    assert "rank 0  waits in send to 1, float32[1], tag 3  " in view.report()
+    assert "rank 1  waits in recv from 0, float32[1], tag 4  " in view.report()
+    assert view.cause().startswith("Each send needs a receive on its peer, and the reverse, with the same tag: find")
+
+
+class Named:
+    """A process group, of which only the name is asked."""
+
+    group_name = "0"

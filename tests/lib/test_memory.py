@@ -11,7 +11,9 @@ from torch.distributed._tools.mem_tracker import MemTracker
 from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils.checkpoint import checkpoint
 
+from lib.data_parallel.zero import ZeRO1
 from lib.memory import KINDS, MemoryTracker
+from lib.mesh import Group
 from lib.model import GPT, GPTConfig, loss_sum_and_count, mean_loss
 
 DTYPES = [torch.float32, torch.float64]
@@ -56,6 +58,17 @@ def test_one_step_of_an_mlp_by_hand(dtype):
     assert memory.live == usage(weights, 0, states, 0)
     assert memory.peak_by_kind["gradient"] == weights
     assert memory.peak_by_kind["optimizer"] == states
+
+
+def test_the_optimizer_of_a_wrapper_is_counted_with_it():
+    model = ZeRO1(nn.Linear(5, 7), Group(), torch.optim.AdamW)
+    weights = (5 * 7 + 7) * 4
+    model(torch.ones(2, 5)).sum().backward()
+    model.finish()
+    model.step()
+    alone = MemoryTracker(model).live
+    assert alone == MemoryTracker(model, model.optimizer).live == MemoryTracker(nn.Sequential(model)).live
+    assert alone == usage(weights, weights, 2 * weights + 2 * 4), "two moments, and a step count of each tensor"
 
 
 def test_peak_and_timeline_by_hand():

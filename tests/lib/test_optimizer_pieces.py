@@ -72,6 +72,20 @@ def test_functions_that_look_at_more_than_names_and_attributes_are_refused():
 
 
 @pytest.mark.parametrize("wrap", [ZeRO1, ZeRO2, FSDP])
+def test_an_optimizer_instead_of_its_function_is_refused(wrap):
+    model = nn.Linear(2, 2)
+    text = said(partial(wrap, model, ALONE, torch.optim.AdamW(model.parameters())), TypeError)
+    assert text.startswith("optimizer must be a function that makes one, but got an object of class AdamW: each rank")
+    assert "Pass partial(AdamW, lr=...)" in text
+
+
+@pytest.mark.parametrize("wrap", [BucketedDDP, partial(ZeRO1, optimizer=SGD), partial(FSDP, optimizer=SGD)])
+def test_a_group_of_torch_is_refused(wrap):
+    text = said(partial(wrap, nn.Linear(2, 2), group=torch.distributed.ProcessGroup(0, 2)), TypeError)
+    assert text.startswith("group must be a Group of mesh.py, but got a process group of torch: pass `world`, which")
+
+
+@pytest.mark.parametrize("wrap", [ZeRO1, ZeRO2, FSDP])
 def test_what_a_user_leaves_out_is_not_trained_as_in_one_process(wrap):
     def heads(named):
         return SGD([p for name, p in named if name.startswith("head")])

@@ -275,6 +275,7 @@ def test_a_mismatch_is_refused(call, what):
     ("call", "what"),
     [
         (lambda: dist.recv(torch.empty(3)), "waits in recv from any rank, float32[3]"),
+        (lambda: dist.recv(torch.empty(3), 1, tag=7), "waits in recv from 1, float32[3], tag 7"),
         (lambda: functional.all_reduce(X, "sum", dist.group.WORLD) + 1, "all_reduce sum float32[6]: rank 1 did not"),
     ],
 )

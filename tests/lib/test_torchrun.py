@@ -126,10 +126,10 @@ def watched(monkeypatch):
     clock, beats = [time.monotonic()], iter(range(1, 1000))
     monkeypatch.setattr(watchdog.time, "monotonic", lambda: clock[0])
 
-    def passes(seconds, other=None):
+    def passes(seconds, other=None, stuck=False):
         clock[0] += seconds
         if other is not None:
-            store.set("row 1", marshal.dumps((next(beats), 0, *other.row(1))))
+            store.set("row 1", marshal.dumps((next(beats), 0, stuck, *other.row(1))))
         one._write()
         ending = one._judge()
         return ending.text if ending else ""
@@ -170,6 +170,55 @@ def test_ranks_that_wait_for_each_other(watched):
     assert "rank 1 on node1  waits in recv from 0  for 31.0 s  train.py, line 7" in said
     other.state(RUNNING)
     assert passes(2, other) == "", "it moved"
+
+
+def wait_for_each_other(mine, other):
+    for row, peer in ((mine, 1), (other, 0)):
+        row.waiting(f"recv from {peer}", "", (peer,), f"{peer}>", 0).__enter__()
+
+
+@pytest.mark.parametrize("thread", ["none", "here", "there"])
+def test_a_deadlock_that_no_thread_can_end_is_told_soon(thread, watched, monkeypatch):
+    """And one with a thread that could still send has the time that it had."""
+    mine, passes = watched
+    other, stuck = row_of_rank_1(), thread != "there"
+    monkeypatch.setattr(watchdog, "may_send", lambda: thread == "here")
+    wait_for_each_other(mine.table, other)
+    assert passes(0, other, stuck) == "" and passes(5, other, stuck) == ""
+    assert passes(2, other, stuck).startswith("deadlock: ranks 0 and 1" if thread == "none" else "")
+    assert bool(passes(0, other, stuck)) == (thread == "none")
+    assert passes(24, other, stuck).startswith("deadlock: ranks 0 and 1 wait for each other.")
+
+
+def test_a_row_that_is_old_is_no_proof(watched, monkeypatch):
+    """The rank may have moved on since it wrote it."""
+    mine, passes = watched
+    other = row_of_rank_1()
+    monkeypatch.setattr(watchdog, "may_send", lambda: False)
+    wait_for_each_other(mine.table, other)
+    assert passes(0, other, True) == ""
+    assert passes(10) == "", "it has written nothing since"
+    assert passes(0, other, True).startswith("deadlock")
+
+
+def test_a_call_that_all_have_made_may_only_be_slow(watched, monkeypatch):
+    mine, passes = watched
+    other = row_of_rank_1()
+    monkeypatch.setattr(watchdog, "may_send", lambda: False)
+    for row in (mine.table, other):
+        number = row.call("world", (0, 1), "all_reduce float32[4]", "here")
+        row.waiting("all_reduce", "", (0, 1), "world", number).__enter__()
+    assert [passes(9, other, True) for _ in range(4)] == [""] * 4
+    assert "Nothing has moved for 36 s" in passes(9, other, True)
+
+
+def test_a_second_thread_in_a_call_is_no_proof(watched, monkeypatch):
+    mine, passes = watched
+    other = row_of_rank_1()
+    monkeypatch.setattr(watchdog, "may_send", lambda: False)
+    mine.table.waiting("all_reduce", "", (0, 1), "world", 0).__enter__()
+    wait_for_each_other(mine.table, other)
+    assert passes(0, other, True) == passes(10, other, True) == ""
 
 
 def test_a_rank_that_says_nothing(watched):

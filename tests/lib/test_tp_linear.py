@@ -10,7 +10,7 @@ from torch.nn.functional import gelu
 
 from lib import comm, run, trace
 from lib.deferred import DeferWeightGradients, Queue
-from lib.mesh import Mesh, MeshShape
+from lib.mesh import Group, Mesh, MeshShape
 from lib.placement import Fused, Replicate, Shard, parts, unshard
 from lib.tensor_parallel.linear import (
     ColumnParallelLinear,
@@ -18,6 +18,7 @@ from lib.tensor_parallel.linear import (
     RowParallelLinear,
     column_products,
 )
+from lib.tensor_parallel.vocab import VocabParallelEmbedding
 from lib.verify import assert_matches_serial
 from tests.lib.sharding import said
 
@@ -327,6 +328,27 @@ def test_wrong_use_is_named():
     texts = run(lambda world: [said(lambda call=call: call(world), ValueError) for call, _ in WRONG.values()], 4)[0]
     for text, (name, (_, message)) in zip(texts, WRONG.items(), strict=True):
         assert message in text, name
+
+
+class Scaled(nn.Linear):
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+@pytest.mark.parametrize("kind", [ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding])
+@pytest.mark.parametrize(
+    ("serial", "says"),
+    [
+        (nn.Conv2d(4, 4, 1), "but got a Conv2d: keep it full on each rank, or write a layer that shards it"),
+        (Scaled(4, 4), "Scaled"),
+        (None, "but got a NoneType"),
+    ],
+)
+def test_a_layer_of_another_kind_is_named(kind, serial, says):
+    assert says in said(lambda: kind.from_serial(serial, Group()), TypeError)
+    if kind is not VocabParallelEmbedding and isinstance(serial, Scaled):
+        own = "Scaled is an nn.Linear with a forward of its own, which"
+        assert said(lambda: kind.from_serial(serial, Group()), TypeError).startswith(own)
 
 
 def test_a_group_of_another_axis_is_named():
