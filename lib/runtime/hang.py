@@ -44,7 +44,7 @@ class AwaitedCall(NamedTuple):
 
 
 class Row(NamedTuple):
-    """What a rank says of itself."""
+    """What a rank writes of itself."""
 
     state: int  # one of the five above
     moves: int  # how often it wrote a state
@@ -65,7 +65,7 @@ class View:
 
     @classmethod
     def of(cls, rows: Mapping[int, Row], **more: Mapping) -> View:
-        """From what each rank says of itself."""
+        """The view that the rows of the ranks give."""
         waits = {}
         for rank, row in rows.items():
             if row.state == WAITING:

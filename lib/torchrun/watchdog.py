@@ -54,7 +54,7 @@ class Ending(NamedTuple):
 
     text: str
     ranks: tuple[int, ...] = ()
-    kind: str = "hang"  # or another word for what it is
+    kind: str = "hang"  # the word for it
 
 
 class Watchdog:
@@ -72,7 +72,7 @@ class Watchdog:
         self.table, self.rank = ComparedTable(store, len(members), rank), rank
         self.table.state(STARTING)
         self.members, self.limit_s, self.over = members, limit_s, over
-        self._store = store.clone()  # a connection of its own: a call of the rank may block the other
+        self._store = store.clone()  # a connection of its own: a call of the rank may block its connection
         self._store.set_timeout(timedelta(seconds=self.silent_s))
         self._beats = 0
         self._latest = [Unchanged() for _ in members]  # beat of each rank
@@ -109,7 +109,7 @@ class Watchdog:
         self._beats += 1
         # A row shows one call; a second thread may wait in another, which ends.
         is_stuck = self.table.waiting_threads == 1 and not may_send()
-        row = self.table.row(self.rank)._replace(calls=self.table.calls())  # of all channels, not of the last ones
+        row = self.table.row(self.rank)._replace(calls=self.table.calls())  # on every channel
         said = self._beats, written_bytes(), is_stuck, *row
         self._store.set(f"row {self.rank}", marshal.dumps(said))
 
