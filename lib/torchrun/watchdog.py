@@ -54,7 +54,7 @@ class Ending(NamedTuple):
 
     text: str
     ranks: tuple[int, ...] = ()
-    kind: str = "hang"  # the word for it
+    kind: str = "hang"  # or "connection"
 
 
 class Watchdog:
