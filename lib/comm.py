@@ -69,8 +69,7 @@ def all_reduce(x: Tensor, group: Group, op: str = "sum", out: Tensor | None = No
 
         from lib import comm
 
-        x = torch.full([4], float(world.rank))
-        assert comm.all_reduce(x, world, op="mean").tolist() == [0.5] * 4
+        assert comm.all_reduce(torch.tensor([float(world.rank)]), world, op="mean") == 0.5
     """
     return all_reduce_start(x, group, op, out).wait()
 

@@ -35,6 +35,7 @@ from lib.conjugate import (
 from lib.deferred import linear_later, queue_here, weight_gradients
 from lib.mesh import Group, check_group
 from lib.placement import Placement, Replicate, Shard, distribute, split_size
+from lib.tensor_parallel.wrong_use import check_first, check_kind, check_part, check_whole
 
 _ROWS = Shard(0)
 
@@ -76,7 +77,7 @@ class ParallelLayer(nn.Module):
     @classmethod
     def from_serial(cls, serial: nn.Module, group: Group, *, agreed: bool = False, **options) -> ParallelLayer:
         """Shard a serial layer, with the weights of rank 0 of the group; sends nothing if `agreed`."""
-        _check_kind(serial, cls)
+        check_kind(serial, cls.shards, cls.__name__)
         with torch.device("meta"):
             layer = cls(**cls._sizes(serial), group=group, **options)
         layer._take(serial, agreed)
@@ -153,7 +154,7 @@ class NaiveColumnParallelLinear(ParallelLinear):
         super().__init__(in_features, out_features, group, bias, sequence_dim)
 
     def forward(self, x: Tensor) -> Tensor:
-        _check_whole(x, self.in_features, self.group)
+        check_whole(x, self.in_features, self.group)
         return linear(self._whole(x), *self._used())
 
     def _whole(self, x: Tensor) -> Tensor:
@@ -222,7 +223,7 @@ def column_products(x: Tensor, *layers: ColumnParallelLinear) -> list[Tensor]:
     """
     first = layers[0]
     for layer in layers:
-        _check_whole(x, layer.in_features, layer.group)
+        check_whole(x, layer.in_features, layer.group)
         if _how(layer) != _how(first):
             raise ValueError(
                 f"column layers of the same x must have the same options, but one is {_how(first)}, and one "
@@ -313,59 +314,7 @@ class RowParallelLinear(ParallelLinear):
         Raises:
             ValueError: x does not have D/n features, or its sequence cannot be split.
         """
-        _check_part(x, self.in_features, self.group)
+        check_part(x, self.in_features, self.group)
         y = self._sum(linear(x, self.weight))
         # Under autocast the dtype of y differs from that of the bias.
         return y if self.bias is None else y + self.bias.to(y.dtype)
-
-
-# ---- wrong use ------------------------------------------------------------------------------------------------------
-
-
-def check_first(what: str, instead: str) -> None:
-    """Raise RuntimeError in a backward that is itself differentiated.
-
-    `once_differentiable` raises it only if the incoming gradient has a graph, and otherwise returns constants.
-    """
-    if torch.is_grad_enabled():
-        raise RuntimeError(f"{what} has no second derivative, which create_graph=True needs: use {instead}")
-
-
-def _check_kind(serial: nn.Module, layer: type[ParallelLayer]) -> None:
-    """Raise TypeError for a serial layer that does not compute what the shards would compute."""
-    kind, name = layer.shards, type(serial).__name__
-    if not isinstance(serial, kind):
-        raise TypeError(
-            f"{layer.__name__} is a shard of an nn.{kind.__name__}, but got a {name}: keep it full on each rank, or "
-            "write a layer that shards it, with `placements`"
-        )
-    if type(serial).forward is not kind.forward:
-        raise TypeError(
-            f"{name} is an nn.{kind.__name__} with a forward of its own, which {layer.__name__} would not call: keep "
-            "it full on each rank, or write a layer that shards it, with `placements`"
-        )
-
-
-def _check_whole(x: Tensor, features: int, group: Group) -> None:
-    """Raise ValueError if the input is not the full x[…, features]."""
-    if x.shape[-1] == features:
-        return
-    if x.shape[-1] * group.size == features:
-        raise ValueError(
-            f"x has {x.shape[-1]} features, a shard of {features} on {group.size} ranks, but this layer needs all: use "
-            "RowParallelLinear instead, or lib.conjugate.all_gather_split before it"
-        )
-    raise ValueError(f"x has shape {list(x.shape)}, but this layer takes {features} features")
-
-
-def _check_part(x: Tensor, features: int, group: Group) -> None:
-    """Raise ValueError if the input is not this rank's shard of x[…, features]."""
-    if x.shape[-1] * group.size == features:
-        return
-    if x.shape[-1] == features:
-        raise ValueError(
-            f"x has all {features} features, but this rank works on {features // group.size} of them: use a "
-            "ColumnParallelLinear before this layer, or lib.conjugate.split_all_gather"
-        )
-    part = features // group.size
-    raise ValueError(f"x has shape {list(x.shape)}, but this rank takes {part} of {features} features")
