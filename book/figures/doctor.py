@@ -17,8 +17,8 @@ from book.figures.links import draw_links
 from book.figures.report import alone
 from book.figures.svg import Figure
 from book.figures.timeline import draw_timeline
-from lib.doctor.traces import length_s, page_of
-from lib.kineto import read_traces, waits_s
+from lib.doctor.traces import page_of
+from lib.kineto import Recording, read_traces, waits_s
 from lib.trace import Span, Trace
 
 
@@ -73,12 +73,12 @@ def figures_of(found: Mapping) -> Iterator[Figure]:
     yield draw_bars(rows, unit="ms", title="The same matmuls on each rank", alt=alt, caption=alt)
 
 
-def traced_page(trace: Trace, name: str) -> str:
+def traced_page(trace: Recording, name: str) -> str:
     """A page for a browser, of the traces of a run."""
     return alone(name, f"<pre>{escape(page_of(trace))}</pre>{_timeline_of(trace)._repr_html_()}")
 
 
-def _timeline_of(trace: Trace) -> Figure:
+def _timeline_of(trace: Recording) -> Figure:
     """The timeline of a trace of torch.profiler; operators with no gap between them are one bar."""
     waits = waits_s(trace)
     pair = max(waits, key=waits.get, default=None)
@@ -88,7 +88,8 @@ def _timeline_of(trace: Trace) -> Figure:
 
 def in_pixels(trace: Trace, pixels: int = 700) -> Trace:
     """The same trace with one span for all that follow each other within a pixel of a timeline so wide."""
-    gap_s, spans = length_s(trace) / pixels, []
+    gap_s = max((x.end_s for x in [*trace.events, *trace.spans]), default=0.0) / pixels
+    spans: list[Span] = []
     for span in sorted(trace.spans, key=lambda span: (span.rank, span.start_s)):
         last = spans[-1] if spans and spans[-1].rank == span.rank else None
         if last and span.start_s - last.end_s < gap_s:

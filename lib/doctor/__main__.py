@@ -1,5 +1,5 @@
 """The command line: `torchrun … -m lib.doctor` on a cluster, `python -m lib.doctor --ranks 4` on one machine, and
-`python -m lib.doctor trace FILE…` for the traces of a run. Exit code 1: something looks wrong.
+`python -m lib.doctor trace FILE…` for the traces of a run. Exit code 1: something looks wrong; 2: it could not look.
 """
 
 import argparse
@@ -7,7 +7,7 @@ import sys
 
 from lib.doctor.exam import on_this_machine, under_torchrun
 from lib.doctor.page import tell
-from lib.doctor.traces import judge_trace, page_of
+from lib.doctor.traces import page_of, verdict_of
 from lib.kineto import read_traces
 from lib.launch import RunError
 from lib.mesh import MeshShape
@@ -27,7 +27,7 @@ def main(argv: list[str] | None = None) -> None:
         if "trace" in args:
             trace = read_traces(args.trace)
             print(page_of(trace))
-            sys.exit(bool(judge_trace(trace)))
+            sys.exit(verdict_of(trace)[1])
         rank, size = of_torchrun()
         shape = _shape(args.axes, size or args.ranks)
         report = under_torchrun(rank, size, shape, args.json) if size else on_this_machine(shape)

@@ -55,7 +55,7 @@ def test_traces(tmp_path, capsys):
     paths = written(tmp_path, nccl(0), nccl(1))
     main([*map(str, paths)])
     page = (tmp_path / "trace0.html").read_text()
-    assert "Rank 0 waits 0.08 ms for rank 1." in page and "all_gather bfloat16" in page
+    assert "Rank 0 waits 0.07 ms for rank 1." in page and "all_gather bfloat16" in page
 
 
 def test_operators_without_a_gap_are_one_bar():
