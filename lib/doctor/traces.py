@@ -5,7 +5,7 @@ A verdict is about what was compared, and says so. Where a file is missing, or a
 other ranks, the page names it; if it is much, there is no verdict.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from statistics import median
 
 from lib.doctor.page import aligned
@@ -37,12 +37,11 @@ def judge_trace(trace: Recording) -> list[Finding]:
         text = f"others wait up to {worst_s * 1e3:.3g} ms for rank {rank}, {worst_s / whole_s:.0%} of the trace"
         findings.append(Finding("slow", (rank,), f"{text}: {_why(trace, rank)}"))
     for rank, causes in trace.idle_s.items():
-        window_s = length(trace.windows[rank])
-        idle_s = sum(causes.values())
-        if idle_s > IDLE * window_s:
+        whole_s, idle_s = trace.gpu_s[rank], sum(causes.values())
+        if idle_s > IDLE * whole_s:
             parts = sorted(causes.items(), key=lambda one: -one[1])
             why = ", ".join(f"{s * 1e3:.3g} ms {CAUSE[cause]}" for cause, s in parts)
-            text = f"the GPU of rank {rank} has nothing to do in {idle_s / window_s:.0%} of the trace: {why}"
+            text = f"the GPU of rank {rank} has nothing to do in {idle_s / whole_s:.0%} of the trace: {why}"
             findings.append(Finding("idle", (rank,), text))
     return findings + [finding for calls in matched(trace) if (finding := _mismatch(calls))][:1]
 
@@ -89,27 +88,34 @@ def _mismatch(calls: list[RecordedCall]) -> Finding | None:
 
 def not_seen(trace: Recording) -> list[str]:
     """Why there is no verdict on some ranks, a sentence each; [] if everything that matters was compared."""
-    hidden = [rank for rank in trace.ranks if trace.launched.get(rank)]
+    hidden = [rank for rank in trace.ranks if trace.not_recorded.get(rank)]
     empty = [rank for rank in trace.ranks if rank not in hidden and not trace.windows[rank]]
     silent = [rank for rank in trace.ranks if trace.windows[rank] and not trace.of_rank[rank].events]
     reasons = []
     if trace.missing:
         files = "the files of" if len(trace.missing) > 1 else "the file of"
-        text = f"{files} {named_ranks(trace.missing)} of {trace.world}: give the files of all ranks"
+        text = f"{files} {_named(trace.missing)} of {trace.world}: give the files of all ranks"
         reasons.append(f"{text}, or nobody sees who is late there")
     elif len(trace.ranks) == 1 and not trace.is_world_told and trace.events:
         reasons.append("the other ranks: the only file does not say how many there are")
     if hidden:
-        n = sum(trace.launched[rank] for rank in hidden)
-        text = f"the GPU of {named_ranks(hidden)}: {n} kernels or graphs were launched, and the file has none of them"
+        n = sum(trace.not_recorded[rank] for rank in hidden)
+        text = f"the GPU of {_named(hidden)}: {n} kernels or graphs were launched that the file has not"
         reasons.append(f"{text}; profile with ProfilerActivity.CUDA, outside of the capture of a graph")
     if empty:
-        reasons.append(f"{named_ranks(empty)}: no operator, kernel or message in the file; profile a whole step")
+        reasons.append(f"{_named(empty)}: no operator, kernel or message in the file; profile a whole step")
     if silent and max(trace.world, len(trace.ranks)) > 1:
-        reasons.append(f"the communication of {named_ranks(silent)}: none in the file")
+        reasons.append(f"the communication of {_named(silent)}: none in the file")
     elif silent and not trace.idle_s and not hidden:
         reasons.append("anything to compare: one rank without communication, and no GPU")
     return reasons + (_without_partner(trace) if _rank_without_enough(trace) else [])
+
+
+def _named(ranks: Sequence[int]) -> str:
+    """Ranks in words; of many in a row, the first and the last."""
+    if len(ranks) > 3 and [*ranks] == [*range(ranks[0], ranks[-1] + 1)]:
+        return f"ranks {ranks[0]} to {ranks[-1]}"
+    return named_ranks(ranks)
 
 
 def _rank_without_enough(trace: Recording) -> bool:
@@ -130,9 +136,9 @@ def _without_partner(trace: Recording) -> list[str]:
     """A sentence for each reason why calls were not compared."""
     lines = []
     for why, of in trace.pairs.without.items():
-        ranks = [rank for rank, n in of.items() if n]
+        ranks = sorted(rank for rank, n in of.items() if n)
         if ranks:
-            lines.append(f"{sum(of.values())} calls of {named_ranks(ranks)}: they {why}")
+            lines.append(f"{sum(of.values())} calls of {_named(ranks)}: they {why}")
     return lines
 
 
@@ -145,9 +151,9 @@ def looked_at(trace: Recording) -> str:
         parts.append(f"{n} messages")
     text = " and ".join(parts) or "no call"
     ranks = [rank for rank, n in _compared(trace).items() if n]
-    text = f"compared: {text}" + (f" of {named_ranks(ranks)}" if ranks else "")
+    text = f"compared: {text}" + (f" of {_named(ranks)}" if ranks else "")
     if trace.idle_s:
-        text += f"; gaps of the GPU of {named_ranks([*trace.idle_s])}"
+        text += f"; gaps of the GPU of {_named([*trace.idle_s])}"
     if trace.without_groups and parts:
         text += "; no file names a group, so each call was taken for one of all ranks"
     if not trace.is_world_told and len(trace.ranks) > 1:

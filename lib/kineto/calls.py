@@ -5,10 +5,10 @@ facts differently. The idea: keep the events of the link and those that compute,
 
             the link                                            computation            its facts
     gloo    `gloo:all_reduce`                                   `aten::…` operators    its input; `c10d::send`
-    NCCL    kernels `ncclDevKernel_AllReduce_Sum_bf16_RING_LL`  all other kernels      `record_param_comms`
+    NCCL    kernels `ncclDevKernel_AllReduce_Sum_bf16_RING_LL`  all other kernels      `facts.py`
 
 Sources: traces of torch 2.13 on gloo, made by `tests/lib/test_kineto.py`; for NCCL pytorch/pytorch#111843 (2023-10) and
-#131462 (2024-07, a kernel without facts), pytorch/kineto#1294 (2026-03, `Seq`).
+pytorch/kineto#1294 (2026-03, `Seq`).
 """
 
 from __future__ import annotations
@@ -18,13 +18,16 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from lib import cost
+from lib.kineto.facts import Facts
 from lib.kineto.files import Event, File
+from lib.kineto.idle import not_recorded
 from lib.kineto.names import (
     KERNEL,
     PEER_TO_PEER,
     communicates,
     dtype_meant,
     dtype_of_kernel,
+    is_dtype,
     kind_meant,
 )
 from lib.trace import CommEvent, Span
@@ -70,6 +73,8 @@ class RecordedCall(CommEvent):
 def spans_of(file: File, zero_ns: int) -> Iterator[Span]:
     """What computes: kernels; without them, operators of the CPU, which otherwise only launch."""
     on_gpu = any(event.category in KERNEL for event in file.events)
+    if not on_gpu and not_recorded(file):
+        return  # its operators ran on a GPU, of which nothing was recorded
     for event in file.events:
         is_ours = event.category in KERNEL if on_gpu else event.name.startswith("aten::")
         if is_ours and not communicates(event.category, event.name):
@@ -78,21 +83,20 @@ def spans_of(file: File, zero_ns: int) -> Iterator[Span]:
 
 def calls_of(file: File, zero_ns: int) -> Iterator[RecordedCall]:
     """What communicates, in the order of its start."""
-    facts = {e.args.get("External id"): e.args for e in file.events if "Collective name" in e.args}
+    facts = Facts(file)
     latest: dict[object, Event] = {}  # the last send or recv that each thread has called
     for event in file.events:
         if event.name.startswith(ON_CALLS):
             latest[event.thread] = event
         if communicates(event.category, event.name):
-            args = dict(facts.get(event.args.get("External id"), {}))
-            yield _call(file, event, args | dict(event.args), latest.get(event.thread), zero_ns)
+            yield _call(file, event, facts.of(event), latest.get(event.thread), zero_ns)
 
 
 def _call(file: File, event: Event, args: Mapping, called: Event | None, zero_ns: int) -> RecordedCall:
     kind = kind_meant(str(args.get("Collective name") or "")) or kind_meant(event.name)
     of_gloo, group = event.name.startswith("gloo:"), str(args.get("Process Group Name", ""))
     axis, ranks = file.groups.get(group, ("?", ()))
-    told = str(args.get("dtype") or next(iter(args.get("Input type") or []), ""))
+    told = str(args.get("dtype") or next(filter(is_dtype, args.get("Input type") or []), ""))
     dtype, itemsize = dtype_meant(told or dtype_of_kernel(kind, event.name))
     n = int(args.get("Group size") or len(ranks) or 1)
     if of_gloo:

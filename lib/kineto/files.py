@@ -18,6 +18,7 @@ from os import PathLike
 from pathlib import Path
 
 NAMED = re.compile(r"(?:rank|worker|proc|gpu|(?<![a-z])r)[-_.]?(\d+)", re.IGNORECASE)
+OF_PYTHON = ("cpu_op", "user_annotation", "cuda_runtime")
 
 
 class TraceError(ValueError):
@@ -45,6 +46,7 @@ class File:
         rank: None if neither the file nor its name says it.
         world: how many ranks the run has; 0 if the file does not say it.
         host: "" if it does not say it; ranks of a host share a clock.
+        process: the number of the process of Python; None if the file has only a GPU.
         groups: name of a process group → its description and ranks.
         events: in the order of their start.
     """
@@ -53,6 +55,7 @@ class File:
     rank: int | None
     world: int
     host: str
+    process: object
     groups: dict[str, tuple[str, tuple[int, ...]]]
     events: list[Event]
 
@@ -80,9 +83,11 @@ def read_file(path: str | PathLike[str], data: Mapping) -> File:
         rank = None if rank is None else int(rank)
         groups = _groups(told.get("pg_config"), tuple(range(world)))
         host = str(data.get("host_name") or "")
+        of_python = (e.get("pid") for e in data["traceEvents"] if isinstance(e, dict) and e.get("cat") in OF_PYTHON)
+        process = next(of_python, None)
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise TraceError(f"{path} is no trace of torch.profiler: {error}") from None
-    return File(str(path), rank, world, host, groups, sorted(events, key=lambda e: e.start_ns))
+    return File(str(path), rank, world, host, process, groups, sorted(events, key=lambda e: e.start_ns))
 
 
 def read_json(path: str | PathLike[str]) -> dict:
@@ -109,7 +114,8 @@ def _events(entries: Iterable[dict], zero_ns: int) -> Iterator[Event]:
         start_us, dur_us = float(entry["ts"]), float(entry.get("dur") or 0.0)  # some write them as text
         if not (math.isfinite(start_us) and math.isfinite(dur_us)):
             raise ValueError(f"{entry.get('name')} begins at {entry['ts']} and lasts {entry.get('dur')}")
-        start_ns, args = zero_ns + round(start_us * 1e3), entry.get("args")
+        part_us, whole_us = math.modf(start_us)  # since 1970 they are so large that a product would lose digits
+        start_ns, args = zero_ns + int(whole_us) * 1000 + round(part_us * 1e3), entry.get("args")
         yield Event(
             str(entry.get("name") or ""),
             str(entry.get("cat") or "").lower(),
@@ -143,12 +149,16 @@ def with_ranks(files: list[File]) -> list[File]:
     unknown = [file for file in files if file.rank is None]
     for file, rank in zip(unknown, ranks_of_names([Path(file.path) for file in unknown]), strict=True):
         file.rank = rank
+    worlds = sorted({file.world for file in files if file.world})
+    if len(worlds) > 1:
+        raise TraceError(f"the files are of runs of different sizes: {' and '.join(map(str, worlds))} ranks")
     by_rank: dict[int, list[File]] = {}
     for file in files:
         by_rank.setdefault(file.rank, []).append(file)
     for rank, its in by_rank.items():
         windows = sorted(file.window for file in its if file.events)
-        if len(windows) < len(its) > 1 or any(b[0] < a[1] for a, b in zip(windows, windows[1:], strict=False)):
+        overlap = any(b[0] < a[1] for a, b in zip(windows, windows[1:], strict=False))
+        if len(windows) < len(its) > 1 or overlap or len({file.process for file in its}) > 1:
             names = ", ".join(Path(file.path).name for file in its)
             of = ", ".join(str(file.rank) for file in files)
             raise TraceError(f"two files are of one rank: they are of ranks {of}; of rank {rank} are {names}")

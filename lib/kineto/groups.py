@@ -23,12 +23,13 @@ Ranks = tuple[int, ...]
 def grouped(files: Sequence[File], calls: Mapping[int, list[RecordedCall]]) -> dict[int, list[RecordedCall]]:
     """The calls of each rank with their group, in words that are equal on all ranks; "" if it cannot be known.
 
-    Files without any list of groups are taken to have one, of all their ranks: `pair_calls` sees whether that fits.
+    Files of all ranks without any list of groups are taken to have one: `pair_calls` sees whether that fits.
     """
     groups = {file.rank: [each for each in file.groups.values() if len(each[1]) > 1] for file in files}
     ours = {file.rank: dict(_names(file)) for file in files}
     everyone = tuple(sorted(groups))
-    if not any(groups.values()) and len(everyone) > 1 and not any(file.groups for file in files):
+    is_all = everyone == tuple(range(max(file.least_world for file in files)))
+    if is_all and len(everyone) > 1 and not any(file.groups for file in files):
         groups = dict.fromkeys(everyone, [("world", everyone)])
     axes = {rank: _axes(its) for rank, its in groups.items()}
     votes = _votes(calls, axes) if len({file.host for file in files}) == 1 else {}

@@ -14,6 +14,7 @@ from lib.kineto.files import Event, File
 from lib.kineto.names import KERNEL, LAUNCH, MEMORY
 from lib.kineto.times import gaps, length, union, within
 
+OF_DEVICES = ("nccl:", "hccl:", "xccl:", "cuda_profiler_range")
 CAUSES = ("data", "sync", "launch", "stream", "unknown")
 DATA = re.compile("DataLoader|data_loader|dataloader")
 SYNC = re.compile("Synchronize|aten::item|_local_scalar_dense|^cudaMemcpy$|^hipMemcpy$")
@@ -24,14 +25,14 @@ def on_gpu(event: Event) -> bool:
     return event.category in (*KERNEL, *MEMORY)
 
 
-def idle_s(file: File) -> dict[str, float] | None:
-    """What stands before the gaps of the GPU → seconds of gaps; None for a file without kernels.
+def idle_s(file: File) -> tuple[float, dict[str, float]]:
+    """Seconds from the first work of the GPU to its last, and what stands before the gaps between → their seconds.
 
-    Gaps count from the first kernel to the last.
+    (0.0, {}) for a file without kernels.
     """
     work = [event for event in file.events if on_gpu(event)]
     if not any(event.category in KERNEL for event in work):
-        return None
+        return 0.0, {}
     busy = union((event.start_ns, event.end_ns) for event in work)
     launches = {e.args["correlation"]: e for e in file.events if e.category in LAUNCH and "correlation" in e.args}
     data, syncs = (
@@ -40,7 +41,8 @@ def idle_s(file: File) -> dict[str, float] | None:
     )
     starts = [event.start_ns for event in work]
     found = dict.fromkeys(CAUSES, 0.0)
-    for start, end in gaps(busy, busy[0][0], busy[-1][1]) if busy else ():
+    whole = (busy[0][0], busy[-1][1]) if busy else (0, 0)
+    for start, end in gaps(busy, *whole):
         launch = launches.get(work[bisect_left(starts, end)].args.get("correlation"))
         if launch is None:
             cause = "data" if 2 * length(within(data, start, end)) > end - start else "unknown"
@@ -53,14 +55,19 @@ def idle_s(file: File) -> dict[str, float] | None:
         else:
             cause = "launch"
         found[cause] += (end - start) / 1e9
-    return {cause: s for cause, s in found.items() if s > 0}
+    return (whole[1] - whole[0]) / 1e9, {cause: s for cause, s in found.items() if s > 0}
 
 
-def launches(file: File) -> int:
-    """How many kernels, graphs and collectives of NCCL the CPU launched."""
-    return sum(
-        event.category in LAUNCH
-        and ("LaunchKernel" in event.name or "GraphLaunch" in event.name)
-        or event.name == "record_param_comms"
-        for event in file.events
-    )
+def not_recorded(file: File) -> int:
+    """How many kernels, graphs and collectives were launched on a device without a kernel in the file.
+
+    0 if the file has most of them: the last ones of a recording may run after it.
+    """
+    recorded = {event.args.get("correlation") for event in file.events if event.category in KERNEL}
+    launched = [
+        e for e in file.events if e.category in LAUNCH and ("LaunchKernel" in e.name or "GraphLaunch" in e.name)
+    ]
+    if not recorded:
+        launched += [e for e in file.events if e.name == "record_param_comms" or e.name.startswith(OF_DEVICES)]
+    lost = sum(event.args.get("correlation") not in recorded for event in launched)
+    return lost if 2 * lost > len(launched) else 0

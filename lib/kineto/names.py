@@ -13,7 +13,7 @@ Sources: traces of HolisticTraceAnalysis (tests/data), TraceLens (tests/traces) 
 import re
 
 KINDS = {  # letters of a name → the kind; the first that the name contains
-    "allreduce": "all_reduce",
+    **{"allreduce": "all_reduce", "crossdevicereduce": "all_reduce"},
     "reducescatter": "reduce_scatter",
     "allgather": "all_gather",
     "alltoall": "all_to_all",
@@ -36,6 +36,11 @@ DTYPES = {  # as gloo's inputs, NCCL's facts and NCCL's kernels name them → na
 SUMS = ("all_reduce", "reduce_scatter", "reduce")  # the dtype in the name of their kernel is that of the tensor
 PEER_TO_PEER = ("send", "recv")
 ONE_SIDED = ("broadcast", "reduce", "gather", "scatter")  # a rank may end before another begins
+# Kernels that communicate: of libraries, of symmetric memory, those of experts, and all-reduces of servers.
+OF_A_LINK = re.compile(
+    "ccl|multimem_|(one|two)_shot_all|symm_mem|deep_ep|dpsk::ep|cross_device_reduce", re.IGNORECASE
+)
+OF_EXPERTS = re.compile("deep_ep|dpsk::ep")
 KERNEL, LAUNCH = ("kernel",), ("cuda_runtime", "cuda_driver", "runtime")
 MEMORY = ("gpu_memcpy", "gpu_memset", "memcpy", "memset")
 
@@ -43,7 +48,8 @@ MEMORY = ("gpu_memcpy", "gpu_memset", "memcpy", "memset")
 def kind_meant(name: str) -> str:
     """The kind of communication that a name means; "" if none."""
     letters = re.sub("[^a-z]", "", name.lower())
-    return next((kind for word, kind in KINDS.items() if word in letters), "")
+    found = next((kind for word, kind in KINDS.items() if word in letters), "")
+    return found or ("all_to_all" if OF_EXPERTS.search(name) else "")
 
 
 def dtype_meant(said: str) -> tuple[str, int]:
@@ -51,8 +57,15 @@ def dtype_meant(said: str) -> tuple[str, int]:
     return DTYPES.get(said.lower().removeprefix("c10::"), (said, 0))
 
 
+def is_dtype(said: object) -> bool:
+    """Whether a word is the name of a dtype, as an operator says of its inputs, and not `TensorList`."""
+    return isinstance(said, str) and dtype_meant(said)[1] > 0
+
+
 def dtype_of_kernel(kind: str, name: str) -> str:
     """The dtype in the name of a kernel, as it stands there; "" if it says none."""
+    if of_template := re.search(r"c10::\w+", name):
+        return of_template[0]
     if kind not in SUMS:
         return ""
     words = re.sub(r"\(.*", "", name).replace("int8_t", "int8").split("_")
@@ -60,5 +73,5 @@ def dtype_of_kernel(kind: str, name: str) -> str:
 
 
 def communicates(category: str, name: str) -> bool:
-    """Whether an event is communication on the link: a kernel of NCCL, RCCL or a relative, or work of gloo."""
-    return category in KERNEL and "ccl" in name.lower() or name.startswith("gloo:")
+    """Whether an event is communication on the link: work of gloo, a kernel of NCCL, RCCL or of those beside them."""
+    return category in KERNEL and OF_A_LINK.search(name) is not None or name.startswith("gloo:")

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from lib.kineto.calls import RecordedCall, calls_of, spans_of
 from lib.kineto.files import File, read_file, read_json, with_ranks
 from lib.kineto.groups import grouped
-from lib.kineto.idle import idle_s, launches
+from lib.kineto.idle import idle_s, not_recorded
 from lib.kineto.ours import is_ours, read_ours
 from lib.kineto.pairing import Pairs, moved, pair_calls
 from lib.kineto.times import Times, length, union, within
@@ -38,8 +38,9 @@ class Recording(Trace):
         world: how many ranks the run had; if no file says it, as many as are mentioned.
         pairs: which calls are one collective or message.
         windows: when each rank was recorded; a profiler that repeats has several.
-        idle_s: rank → what stands before the gaps of its GPU → seconds; ranks without a GPU miss.
-        launched: rank → how many kernels or graphs it launched, for a rank of whose kernels its file has none.
+        gpu_s: rank → seconds from the first work of its GPU to the last; ranks without a GPU miss.
+        idle_s: rank → what stands before the gaps between → seconds.
+        not_recorded: rank → how many kernels it launched that its file has not, if these are most.
         without_groups: whether no file names a process group.
         is_world_told: whether a file says how many ranks there were.
     """
@@ -48,8 +49,9 @@ class Recording(Trace):
     world: int = 0
     pairs: Pairs = field(default_factory=Pairs)
     windows: Mapping[int, Times] = field(default_factory=dict)
+    gpu_s: dict[int, float] = field(default_factory=dict)
     idle_s: dict[int, dict[str, float]] = field(default_factory=dict)
-    launched: dict[int, int] = field(default_factory=dict)
+    not_recorded: dict[int, int] = field(default_factory=dict)
     without_groups: bool = False
     is_world_told: bool = True
 
@@ -107,13 +109,13 @@ def _of_profiler(files: Sequence[File]) -> Recording:
     found.is_world_told = any(file.world for file in files)
     found.without_groups = not any(file.groups for file in files)
     for file in files:
-        of_file = idle_s(file)
-        if of_file is None:
-            found.launched[file.rank] = found.launched.get(file.rank, 0) + launches(file)
-            continue
-        of_rank = found.idle_s.setdefault(file.rank, {})
-        for cause, s in of_file.items():
-            of_rank[cause] = of_rank.get(cause, 0.0) + s
+        found.not_recorded[file.rank] = found.not_recorded.get(file.rank, 0) + not_recorded(file)
+        whole_s, gaps_s = idle_s(file)
+        if whole_s:
+            found.gpu_s[file.rank] = found.gpu_s.get(file.rank, 0.0) + whole_s
+            of_rank = found.idle_s.setdefault(file.rank, {})
+            for cause, s in gaps_s.items():
+                of_rank[cause] = of_rank.get(cause, 0.0) + s
     return found
 
 
