@@ -1,8 +1,7 @@
-"""What the traces of a run say: which communication nothing hides, what is sent, who waits for whom, and what the files
-do not show.
+"""The verdict on the traces of a run: exposed communication, messages, waits of ranks for ranks, idle GPUs.
 
-A verdict is about what was compared, and says so. Where a file is missing, or a call has no certain partner on the
-other ranks, the page names it; if it is much, there is no verdict.
+A verdict names the calls that were compared. Where a file is missing, or a call has no certain partner on the other
+ranks, the page names that; if it is much, there is no verdict.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,7 +15,7 @@ from lib.kineto.idle import CAUSES
 from lib.kineto.times import length
 from lib.runtime.hang import named_ranks
 
-MUCH = 0.1  # of the time of a trace that a rank waits for one other
+MUCH = 0.1  # of the time of a trace that a rank waits for one rank
 IDLE = 0.5  # of the time of a GPU
 ENOUGH = 0.5  # of the calls of each rank that must have a partner
 MOVED_S = 1e-4  # a clock that differs by more is named
@@ -25,7 +24,7 @@ CAUSE = {
     "data": "for data",
     "sync": "after a sync of the CPU with the GPU",
     "launch": "because the CPU launched late",
-    "stream": "for another stream",
+    "stream": "for a different stream",
     "unknown": "for reasons that the file does not show",
 }
 
@@ -38,7 +37,7 @@ def judge_trace(trace: Recording) -> list[Finding]:
         findings.append(Finding("slow", (rank,), f"{text}: {_why(trace, rank)}"))
     for rank, causes in trace.idle_s.items():
         whole_s, idle_s = trace.gpu_s[rank], sum(causes.values())
-        if idle_s > IDLE * whole_s:
+        if idle_s > IDLE * whole_s and not trace.not_recorded.get(rank):
             parts = sorted(causes.items(), key=lambda one: -one[1])
             why = ", ".join(f"{s * 1e3:.3g} ms {CAUSE[cause]}" for cause, s in parts)
             text = f"the GPU of rank {rank} has nothing to do in {idle_s / whole_s:.0%} of the trace: {why}"
@@ -49,8 +48,8 @@ def judge_trace(trace: Recording) -> list[Finding]:
 def _slow(trace: Recording) -> dict[int, float]:
     """Rank that others wait for → the longest such wait of one rank, in seconds.
 
-    Whoever waits is late for the next call: of those that are awaited, the slow ones take longer between their calls.
-    Where none does, ranks take turns, or are the stages of a pipeline, which wait for each other in a right one, too.
+    A rank that waits is late for its next call: of the awaited ranks, the slow ones take longer between their calls.
+    Where none does, ranks take turns, or are the stages of a pipeline, where waits are normal.
     """
     waits, least_s = waits_s(trace), MUCH * length_s(trace)
     awaited = {rank: max(s for (_, last), s in waits.items() if last == rank) for _, rank in waits}
@@ -75,7 +74,7 @@ def _longer_s(trace: Recording) -> dict[int, float]:
 
 
 def _mismatch(calls: list[RecordedCall]) -> Finding | None:
-    """Whether the ranks of a collective differ where they must not, by what their files say of it."""
+    """Whether the ranks of a collective differ where they must not, according to their files."""
     dtypes = {call.label.partition(" ")[2] for call in calls} - {""}
     sizes = {call.payload_bytes for call in calls if call.payload_bytes}
     if len({call.kind for call in calls}) == 1 and len(dtypes) <= 1:
@@ -111,6 +110,10 @@ def not_seen(trace: Recording) -> list[str]:
     return reasons + (_without_partner(trace) if _rank_without_enough(trace) else [])
 
 
+def _counted(n: int, what: str) -> str:
+    return f"{n} {what}" if n == 1 else f"{n} {what}s"
+
+
 def _named(ranks: Sequence[int]) -> str:
     """Ranks in words; of many in a row, the first and the last."""
     if len(ranks) > 3 and [*ranks] == [*range(ranks[0], ranks[-1] + 1)]:
@@ -138,7 +141,7 @@ def _without_partner(trace: Recording) -> list[str]:
     for why, of in trace.pairs.without.items():
         ranks = sorted(rank for rank, n in of.items() if n)
         if ranks:
-            lines.append(f"{sum(of.values())} calls of {_named(ranks)}: they {why}")
+            lines.append(f"{_counted(sum(of.values()), 'call')} of {_named(ranks)}: they {why}")
     return lines
 
 
@@ -146,9 +149,9 @@ def looked_at(trace: Recording) -> str:
     """What the verdict is about, in a sentence."""
     parts = []
     if n := len(trace.pairs.together):
-        parts.append(f"{n} collectives")
+        parts.append(_counted(n, "collective"))
     if n := len(trace.pairs.messages):
-        parts.append(f"{n} messages")
+        parts.append(_counted(n, "message"))
     text = " and ".join(parts) or "no call"
     ranks = [rank for rank, n in _compared(trace).items() if n]
     text = f"compared: {text}" + (f" of {_named(ranks)}" if ranks else "")
@@ -190,7 +193,7 @@ def page_of(trace: Recording) -> str:
 
 
 def _ranks(trace: Recording) -> Iterator[tuple]:
-    """A row for each rank, in ms: what it did, its waits for others, theirs for it, and when its GPU is idle."""
+    """A row for each rank, in ms: its work, its waits for others, theirs for it, and the gaps of its GPU."""
     waits = waits_s(trace)
     causes = [cause for cause in CAUSES if any(cause in its for its in trace.idle_s.values())]
     yield "rank", "compute", "comm", "exposed", "waits", "awaited", *(["idle", *causes] if trace.idle_s else [])

@@ -1,9 +1,9 @@
 """Which calls of different ranks are one collective or one message, on clocks that agree.
 
-The problem: the k-th call of one file is the k-th of another only if both began at the same step and no event was lost;
-and hosts have clocks of their own. A wrong pair invents a wait of a whole step.
-The idea: three facts decide, in this order. A call has a number (`Seq`). A collective cannot begin on one rank after it
-has ended on another. And it ends on all ranks at nearly the same time: this aligns the clocks of hosts. What fits
+The problem: the k-th calls of two files are one collective only if both files begin at the same step and no event was
+lost; and each host has its own clock. A wrong pair invents a wait of a whole step.
+The idea: three facts decide, in this order. A call has a number (`Seq`). A collective cannot begin on a rank after its
+end on a different rank. Its ends on all ranks are at nearly the same time: this aligns the clocks of hosts. What fits
 nothing has no partner, and is counted.
 """
 
@@ -53,7 +53,7 @@ class Pairs:
 
 
 def pair_calls(calls: Calls, hosts: Mapping[int, str]) -> Pairs:
-    """Pair the calls of all ranks. Ranks of one host share a clock, unless that fits less than clocks of their own."""
+    """Pair the calls of all ranks. Ranks of one host share a clock, unless separate clocks fit better."""
     own = {rank: f"rank {rank}" for rank in hosts}
     shared = {rank: host or own[rank] for rank, host in hosts.items()}
     found = _pair(calls, shared)
@@ -81,9 +81,9 @@ def _pair(calls: Calls, clocks: Mapping[int, str]) -> Pairs:
         its = {rank: [moved(call, ahead_s.get(rank, 0.0)) for call in some] for rank, some in its.items()}
         everything = [call for some in its.values() for call in some]
         if not group:
-            found.leave("do not say of which group they are", everything)
+            found.leave("do not name their group", everything)
         elif len(its) < 2:
-            found.leave("are in groups of which no other file is here", everything)
+            found.leave("are in groups without a second file", everything)
         elif any(rank not in ahead_s for rank in its):
             found.leave("are on clocks that nothing aligns", everything)
         else:
@@ -92,7 +92,7 @@ def _pair(calls: Calls, clocks: Mapping[int, str]) -> Pairs:
             pairs = [one for one in pairs if _can_be(one, slack_s)]
             found.together += pairs
             paired = {id(call) for one in pairs for call in one}
-            found.leave("have no partner in the other files", [x for x in everything if id(x) not in paired])
+            found.leave("have no partner", [x for x in everything if id(x) not in paired])
     _messages(calls, found)
     return found
 
@@ -128,7 +128,7 @@ def _by_number(its: Calls) -> list[list[RecordedCall]]:
 
 
 def _by_time(its: Calls, slack_s: float) -> Iterator[list[RecordedCall]]:
-    """Those that can be one collective, in the order of each rank; a call that no other meets is passed over."""
+    """Those that can be one collective, in the order of each rank; a call that meets no call is passed over."""
     at, rest = dict.fromkeys(its, 0), {rank: list(some) for rank, some in its.items()}
     while all(at[rank] < len(some) for rank, some in rest.items()):
         heads = [some[at[rank]] for rank, some in rest.items()]
@@ -143,7 +143,7 @@ def _by_time(its: Calls, slack_s: float) -> Iterator[list[RecordedCall]]:
 
 
 def _can_be(calls: Sequence[RecordedCall], slack_s: float) -> bool:
-    """Whether calls may be one collective: none begins after another has ended, unless only one side waits."""
+    """Whether calls may be one collective: none begins after the end of a different one, unless only one side waits."""
     return all(call.kind in ONE_SIDED for call in calls) or _meet(calls, slack_s)
 
 
@@ -192,7 +192,7 @@ def _messages(calls: Calls, found: Pairs) -> None:
             if len(call.peers) != 1:
                 found.leave("are sends or receives that do not say their peer", [call])
             elif call.peers[0] not in calls:
-                found.leave("are in groups of which no other file is here", [call])
+                found.leave("are in groups without a second file", [call])
             elif not {rank, call.peers[0]} <= found.ahead_s.keys():
                 found.leave("are on clocks that nothing aligns", [call])
             else:
@@ -208,7 +208,7 @@ def _messages(calls: Calls, found: Pairs) -> None:
         pairs = [(a, b) for a, b in zip(first, second, strict=True) if _may_arrive(a, b)]
         found.messages += pairs
         paired = {id(call) for one in pairs for call in one}
-        found.leave("have no partner in the other files", [x for x in sends + receives if id(x) not in paired])
+        found.leave("have no partner", [x for x in sends + receives if id(x) not in paired])
 
 
 def _may_arrive(send: RecordedCall, receive: RecordedCall) -> bool:

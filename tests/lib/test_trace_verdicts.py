@@ -297,7 +297,7 @@ CASES = {
         lambda: changed(DP4(data_parallel()).files(), events=of_the_cpu), 2, ["profile with ProfilerActivity.CUDA"]
     ),
     "kernels that do not say what they are": Case(
-        lambda: changed(DP4(data_parallel()).files(), events=generic), 2, ["do not say"]
+        lambda: changed(DP4(data_parallel()).files(), events=generic), 2, ["do not name their group"]
     ),
     "hosts, no numbers, and a lost event": Case(
         lambda: changed(two_hosts(seq=False), "rank2.json", "rank3.json", events=lost), 2, ["that nothing aligns"]
