@@ -105,5 +105,7 @@ def test_questions_stand_in_the_order_of_their_threads_and_show_at_most_two():
         counts = [behind[title, number] for number in range(1, len(rows) + 1) if behind[title, number]]
         assert counts == sorted(counts, reverse=True), title
         for number, (_, _, shown) in enumerate(rows, 1):
-            of = [GITHUB + one["at"] for one in THREADS["seen"] if (one["section"], one["question"]) == (title, number)]
+            of = [
+                GITHUB + one["at"] for one in THREADS["seen"] if (one["section"], one["question"]) == (title, number)
+            ]
             assert re.findall(rf"\(({GITHUB}[\w.-]+/[\w.-]+/(?:issues|pull)/\d+)\)", shown) == of[:2], (title, number)
