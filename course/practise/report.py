@@ -73,7 +73,7 @@ class OwnReport:
         tables = []
         for head, columns in (
             ("norms of step 1", ("weights", "gradient", "update")),
-            ("its gradient, by kind", KINDS),
+            ("gradient of step 1, by kind", KINDS),
         ):
             rows = [[head, *columns]]
             for name, of in self.own_norms.items():
