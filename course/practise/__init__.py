@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 def sick_run(seed: int | str, row: str = "") -> SickRun:
     """The sick run of a seed, or of an exercise: `sick_run("15.1")`, in a course with the letter of your row.
 
-    `report()` is what one looks at first; `under(dp=1, tp=2)` is the same sickness under a different layout.
+    `report()` is what one looks at first; `under(dp=1, tp=2)` is the same sickness under a different layout, and
+    `without_twin()` the same run without one process to compare it with.
     """
     from course.practise.sick import SickRun  # the ranks and their libraries: a second
 

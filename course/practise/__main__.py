@@ -20,14 +20,14 @@ from lib.training.config import TrainConfig, add_options, chosen, in_options
 
 NEXT = """
 It has one sickness, or two. The optimizer, the text and one process are healthy. Look at
-  --report [FILE.json]   losses and norms, gradients by kind and by rank, bytes, waiting: beside one process and plan
+  --report [FILE.json]   losses and norms, gradients by kind and by rank, bytes, waiting: beside {beside}
   --plan                 what each rank should send and hold
-  --trace FILE.json      the last step of all ranks, for https://ui.perfetto.dev
-  --certify              whether it is the same training as one process, in float64
+  --trace FILE.json      the last step of all ranks, for https://ui.perfetto.dev{certify}
 Options of lib.train change the layout and leave the sickness: --dp 1 --tp 2, --microbatches 1, --dropout 0, --zero 1.
 --causes lists what it can be; healthy instead of a seed is a run without sickness. Then answer, of two causes both:
   {program} {seed} --answer CAUSE PLACE"""
 
+CERTIFY = "\n  --certify              whether it is the same training as one process, in float64"
 SETTINGS = (Layout, GPTConfig, TrainConfig)  # of which options change a sick run
 
 
@@ -44,6 +44,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--report", nargs="?", const="", metavar="FILE.json", help="print a report; write it as data")
     parser.add_argument("--trace", metavar="FILE.json", help="write the last step of all ranks as a trace")
     parser.add_argument("--plan", action="store_true", help="print the plan of the run, and start nothing")
+    parser.add_argument(
+        "--no-twin", action="store_true", help="a harder run: no training in one process to compare it with"
+    )
     parser.add_argument("--certify", action="store_true", help="compare three steps with one process in float64")
     answer = "judge an answer; of a run with two causes give this twice"
     parser.add_argument("--answer", nargs=2, action="append", metavar=("CAUSE", "PLACE"), help=answer)
@@ -59,6 +62,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         run = SickRun.drawn(args.drawn_by)
         if args.answer:
             return parser.exit(_judged(run, args.answer))
+        if args.no_twin:
+            run = run.without_twin()
         changed = {name: x for of in SETTINGS for name, x in chosen(args, of).items()}
         _show(run.under(**changed), args, parser.prog)
     except PractiseError as error:
@@ -82,7 +87,13 @@ def _show(run: SickRun, args: argparse.Namespace, program: str) -> None:
         run.trace().save(args.trace)
         print(f"trace: open {args.trace} at https://ui.perfetto.dev")
     if not (args.plan or args.certify or args.trace or args.report is not None):
-        print(f"{run}\n{NEXT.format(program=program, seed=args.drawn_by)}" if run.seed != HEALTHY else run)
+        print(run if run.seed == HEALTHY else f"{run}\n{_next(run, program)}")
+
+
+def _next(run: SickRun, program: str) -> str:
+    """What to look at, and how to answer."""
+    beside, certify = ("one process and plan", CERTIFY) if run.twin else ("plan", "")
+    return NEXT.format(beside=beside, certify=certify, program=program, seed=run.seed)
 
 
 def _judged(run: SickRun, named: list[tuple[str, str]]) -> int:

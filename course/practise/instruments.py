@@ -61,7 +61,8 @@ class Seen:
         report: that of `lib.training.loop.train`.
         norms: norm of each step, before clipping, as the rank computed it.
         squares: what -> kind of parameter -> [ours, theirs, difference]: sums of squares over the elements that this
-            rank owns. `weights` before step 1, `gradient` of step 1 before clipping, `update` of step 1.
+            rank owns; of a run that is compared with none, [ours]. `weights` before step 1, `gradient` of step 1 before
+            clipping, `update` of step 1.
         share: this rank's share of the squared norm of the gradient of step 1.
         marks: (what, parameter) -> two numbers that copies of a tensor have in common, and whether tp ranks hold
             copies.
@@ -69,7 +70,7 @@ class Seen:
         waits: of all messages.
         began_s, ended_s, optimizer_s: of each step: its start, its end, and the start of its optimizer.
         link_s: axis -> seconds of a message along this axis alone; and what `lib.cost` gives it.
-        full: of one process: `weights`, `gradient` and `update`, until the others are compared with them.
+        full: of a run that is compared with none: `weights`, `gradient` and `update`, until it is over.
     """
 
     report: dict = field(default_factory=dict)
@@ -110,26 +111,35 @@ def _each(trace_back: types.TracebackType | None) -> Iterator[types.TracebackTyp
 
 
 @without_the_cause
-def watched(world: Group, config: TrainConfig, seed: str) -> tuple[Seen, Seen]:
-    """Train on this rank twice, and return what was seen: alone and healthy; then with all, and the sickness of a seed.
+def watched(world: Group, config: TrainConfig, seed: str, twin: bool) -> tuple[Seen | None, Seen]:
+    """Train on this rank, and return what was seen: alone and healthy; then with all, and the sickness of a seed.
 
-    The first is the same training in one process, which the second is compared with.
+    The first is the twin: the same training in one process, which the second is compared with. Without a twin it does
+    not run at all, so that none of its numbers can be anywhere.
     """
     with ExitStack() as stack:
-        with ExitStack() as until_then:
-            alone = Seen()
-            settings = replace(config, layout=Layout(), compute_dtype=None)
-            _attach(alone, settings, {}, until_then)
-            alone.report = train(Group(), settings, quiet=True)
+        alone = _alone(config) if twin else None
         _infect(world, config, seed, stack)
-        seen, full, alone.full = Seen(), alone.full, {}
-        _attach(seen, config, full, stack)
+        seen = Seen()
+        _attach(seen, config, alone.full if alone else {}, stack)
         seen.report = train(world, config, quiet=True, profile=True)
+        for one in (alone, seen):
+            if one:
+                one.full = {}  # large, and no longer needed
         mesh = Mesh(MeshShape(**config.layout.sizes), world)
         for axis in AXES:
             if getattr(config.layout, axis) > 1:
                 seen.link_s[axis] = _link(mesh.group(axis))
         return alone, seen
+
+
+def _alone(config: TrainConfig) -> Seen:
+    """What one process sees of the same training."""
+    seen, settings = Seen(), replace(config, layout=Layout(), compute_dtype=None)
+    with ExitStack() as stack:
+        _attach(seen, settings, {}, stack)
+        seen.report = train(Group(), settings, quiet=True)
+    return seen
 
 
 @without_the_cause
@@ -243,14 +253,16 @@ def _gradients(seen: Seen, alone: dict[str, Full], model: ParallelModel, max_nor
 
 
 def _compare(seen: Seen, alone: dict[str, Full], what: str, model: ParallelModel, of: Callable) -> None:
-    """Add up squares of what this rank owns, and of the same elements in one process."""
-    if not alone:
-        seen.full[what] = {piece.fact.name: of(piece).clone() for piece in model.pieces()}
-        return
+    """Add up squares of what this rank owns, and of the same elements in one process if there is one."""
     found: dict[str, list[float]] = {}
-    for ours, theirs, kind in _pairs(model, alone[what], of):
-        sums = found.setdefault(kind, [0.0, 0.0, 0.0])
-        for i, x in enumerate((ours, theirs, ours - theirs)):
+    if alone:
+        rows = [(kind, ours, theirs, ours - theirs) for ours, theirs, kind in _pairs(model, alone[what], of)]
+    else:
+        seen.full[what] = {piece.fact.name: of(piece).clone() for piece in model.pieces()}
+        rows = [(kind_of_parameter(name), x) for name, x in seen.full[what].items()]
+    for kind, *tensors in rows:
+        sums = found.setdefault(kind, [0.0] * len(tensors))
+        for i, x in enumerate(tensors):
             sums[i] += x.double().square().sum().item()
     seen.squares[what] = found
 

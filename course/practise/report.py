@@ -1,6 +1,6 @@
-"""What one looks at first: losses and norms against one process, who differs, what was sent, who waits for whom.
+"""What one looks at first: losses and norms, who differs, what was sent, who waits for whom.
 
-The same as data, `RunReport`, and as a text of at most 40 lines.
+The same as data and as a text of at most 40 lines: `RunReport` is beside one process, `OwnReport` is of the run alone.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from course.practise.causes import KINDS
 from course.practise.draws import options_text
@@ -25,19 +26,18 @@ SAME = 1e-3  # distances below this are rounding, in float32
 
 
 @dataclass(frozen=True)
-class RunReport:
-    """A run beside one process, and beside its plan; `dataclasses.asdict` makes plain data of it.
+class OwnReport:
+    """A run beside its plan; `dataclasses.asdict` makes plain data of it.
 
     Attributes:
         run: its options.
-        losses, norms: of each step, on rank 0; `alone` of one process. `norms` are those that clip.
+        losses, norms: of each step, on rank 0. `norms` are those that clip.
         held_norm: the norm of the gradients of step 1 as the ranks hold them, computed from all shards.
-        by_kind, by_rank: kind of parameter, or rank -> `weights` and `gradient`: distance from one process, as a
-            fraction of its norm, before step 1 and in step 1; `size` and `update`: the norms of gradient and update of
-            step 1, as multiples of one process.
+        own_norms: rank -> `weights` before step 1, `gradient` and `update` of step 1, and the gradient of each kind of
+            parameter: norms of what this rank owns. It has no kind of which it owns nothing.
         copies: axis -> `gradient` of step 1 and `weights` at the end: the largest distance between copies of a tensor,
             as a fraction; None where no rank holds a copy.
-        samples: a coordinate on dp -> a checksum of each sequence of step 1; `samples_alone` of one process.
+        samples: a coordinate on dp -> a checksum of each sequence of step 1.
         sent: "kind axis" -> `calls` and `bytes` of a rank in a step, `planned_calls` and `planned_bytes`, and the
             `rank`: of all ranks the one that is farthest from its plan.
         sums: rank -> how many sums of gradients it waited for before its optimizer, and how many in all.
@@ -50,15 +50,11 @@ class RunReport:
 
     run: str
     losses: list[float]
-    losses_alone: list[float]
     norms: list[float]
-    norms_alone: list[float]
     held_norm: float
-    by_kind: dict[str, dict[str, float]]
-    by_rank: dict[str, dict[str, float]]
+    own_norms: dict[str, dict[str, float]]
     copies: dict[str, dict[str, float | None]]
     samples: dict[str, list[str]]
-    samples_alone: list[str]
     sent: dict[str, dict[str, float]]
     sums: dict[str, tuple[int, int]]
     busy_s: dict[str, float]
@@ -71,27 +67,29 @@ class RunReport:
         return wrapped(lines, WIDTH)
 
     def _steps(self) -> str:
-        rows = [["step", "loss", "one process", "norm that clips", "one process"]]
-        columns = self.losses, self.losses_alone, self.norms, self.norms_alone
-        for step, values in enumerate(zip(*columns, strict=True), 1):
-            rows.append([str(step), *(f"{x:.4f}" for x in values)])
-        return table(rows)
+        return _by_step([("loss", self.losses), ("norm that clips", self.norms)])
 
     def _compared(self) -> list[str]:
-        held = f"norm of the gradients that the ranks hold in step 1: {self.held_norm:.4f}"
-        rows = [["step 1 against one process", "weights off", "gradient off", "its size", "update size"]]
-        for name, of in (self.by_kind | self.by_rank).items():
-            rows.append([name, _off(of["weights"]), _off(of["gradient"]), f"{of['size']:.2f}", f"{of['update']:.2f}"])
-        copies = [
+        tables = []
+        for head, columns in (
+            ("norms of step 1", ("weights", "gradient", "update")),
+            ("gradient of step 1, by kind", KINDS),
+        ):
+            rows = [[head, *columns]]
+            for name, of in self.own_norms.items():
+                rows.append([name, *(f"{of[what]:.4f}" if what in of else "" for what in columns)])
+            tables.append(table(rows))
+        return [self._held(), *tables, *self._copied(), *_read(self.samples)]
+
+    def _held(self) -> str:
+        return f"norm of the gradients that the ranks hold in step 1: {self.held_norm:.4f}"
+
+    def _copied(self) -> list[str]:
+        return [
             f"copies along {axis}: gradients of step 1 {_apart(of['gradient'])}, weights at the end "
             f"{_apart(of['weights'])}"
             for axis, of in self.copies.items()
         ]
-        read = [
-            f"sequences of step 1, {who}: {' '.join(marks[:8])}{' …' * (len(marks) > 8)}"
-            for who, marks in (self.samples | {"one process": self.samples_alone}).items()
-        ]
-        return [held, table(rows), *copies, *read]
 
     def _sent(self) -> list[str]:
         rows = [["sent by a rank in a step", "calls", "planned", "kB", "planned"]]
@@ -117,6 +115,50 @@ class RunReport:
         return [table(rows), *links]
 
 
+@dataclass(frozen=True)
+class RunReport(OwnReport):
+    """A run beside one process as well; `dataclasses.asdict` makes plain data of it.
+
+    Attributes:
+        losses_alone, norms_alone, samples_alone: of one process.
+        by_kind, by_rank: kind of parameter, or rank -> `weights` and `gradient`: distance from one process, as a
+            fraction of its norm, before step 1 and in step 1; `size` and `update`: the norms of gradient and update of
+            step 1, as multiples of one process.
+    """
+
+    losses_alone: list[float]
+    norms_alone: list[float]
+    samples_alone: list[str]
+    by_kind: dict[str, dict[str, float]]
+    by_rank: dict[str, dict[str, float]]
+
+    def _steps(self) -> str:
+        loss = ("loss", self.losses), ("one process", self.losses_alone)
+        return _by_step([*loss, ("norm that clips", self.norms), ("one process", self.norms_alone)])
+
+    def _compared(self) -> list[str]:
+        rows = [["step 1 against one process", "weights off", "gradient off", "its size", "update size"]]
+        for name, of in (self.by_kind | self.by_rank).items():
+            rows.append([name, _off(of["weights"]), _off(of["gradient"]), f"{of['size']:.2f}", f"{of['update']:.2f}"])
+        read = _read(self.samples | {"one process": self.samples_alone})
+        return [self._held(), table(rows), *self._copied(), *read]
+
+
+def _by_step(columns: Sequence[tuple[str, list[float]]]) -> str:
+    """A row for each step."""
+    rows = [["step", *(name for name, _ in columns)]]
+    for step, values in enumerate(zip(*(values for _, values in columns), strict=True), 1):
+        rows.append([str(step), *(f"{x:.4f}" for x in values)])
+    return table(rows)
+
+
+def _read(samples: dict[str, list[str]]) -> list[str]:
+    return [
+        f"sequences of step 1, {who}: {' '.join(marks[:8])}{' …' * (len(marks) > 8)}"
+        for who, marks in samples.items()
+    ]
+
+
 def _off(distance: float) -> str:
     return "0" if distance < SAME else f"{distance:.1%}"
 
@@ -132,25 +174,36 @@ def _ms(seconds: float) -> str:
 # ---- from what ranks saw --------------------------------------------------------------------------------------------
 
 
-def report_of(config: TrainConfig, ranks: Sequence[Seen], alone: Seen) -> RunReport:
-    """The report of a run of which these ranks saw the parts."""
+def report_of(config: TrainConfig, ranks: Sequence[Seen], alone: Seen | None) -> OwnReport:
+    """The report of a run of which these ranks saw the parts: a `RunReport` if one process was seen as well."""
+    own = _own(config, ranks)
+    if alone is None:
+        return OwnReport(**own)
+    return RunReport(
+        **own,
+        losses_alone=alone.report["losses"],
+        norms_alone=alone.norms,
+        samples_alone=alone.samples,
+        by_kind={kind: _parts(ranks, [kind]) for kind in KINDS},
+        by_rank={_name(config.layout, rank): _parts([seen], KINDS) for rank, seen in enumerate(ranks)},
+    )
+
+
+def _own(config: TrainConfig, ranks: Sequence[Seen]) -> dict[str, Any]:
+    """The fields of an `OwnReport`."""
     layout, names = config.layout, [f"rank {rank}" for rank in range(len(ranks))]
     first = ranks[0]
     replicas = {layout.coordinates(rank)["dp"]: rank for rank in reversed(range(len(ranks)))}
     holders = 1 if layout.zero else layout.dp  # replicas that each hold all gradients
     busy, waits, waited_for = _waiting(config, ranks)
-    return RunReport(
+    return dict(
         run=options_text(config),
         losses=first.report["losses"],
-        losses_alone=alone.report["losses"],
         norms=first.norms,
-        norms_alone=alone.norms,
         held_norm=math.sqrt(sum(seen.share for seen in ranks) / holders),
-        by_kind={kind: _parts(ranks, [kind]) for kind in KINDS},
-        by_rank={_name(layout, rank): _parts([seen], KINDS) for rank, seen in enumerate(ranks)},
+        own_norms={_name(layout, rank): _norms(seen) for rank, seen in enumerate(ranks)},
         copies={axis: _copies(layout, ranks, axis) for axis in ("dp", "tp") if getattr(layout, axis) > 1},
         samples={f"dp {i}": ranks[rank].samples for i, rank in sorted(replicas.items())},
-        samples_alone=alone.samples,
         sent=_sent_and_planned(config, ranks),
         sums=dict(zip(names, map(_sums, ranks), strict=True)),
         busy_s=dict(zip(names, busy, strict=True)),
@@ -163,6 +216,13 @@ def report_of(config: TrainConfig, ranks: Sequence[Seen], alone: Seen) -> RunRep
 def _name(layout: Layout, rank: int) -> str:
     here = layout.coordinates(rank)
     return " ".join([f"rank {rank}:", *(f"{axis} {here[axis]}" for axis in AXES if getattr(layout, axis) > 1)])
+
+
+def _norms(seen: Seen) -> dict[str, float]:
+    """Norms of what a rank owns: of all, and of the gradient of each kind."""
+    squares = {what: {kind: sums[0] for kind, sums in of.items()} for what, of in seen.squares.items()}
+    found = {what: math.sqrt(sum(of.values())) for what, of in squares.items()}
+    return found | {kind: math.sqrt(square) for kind, square in squares["gradient"].items()}
 
 
 def _parts(ranks: Iterable[Seen], kinds: Sequence[str]) -> dict[str, float]:

@@ -11,7 +11,7 @@ from course.practise.answers import verdict_on
 from course.practise.causes import causes_text
 from course.practise.draws import drawn_case, options_text
 from course.practise.instruments import Seen, certified, watched
-from course.practise.report import RunReport, report_of
+from course.practise.report import OwnReport, report_of
 from lib.lab.profile import step_profile
 from lib.launch import RunError, run
 from lib.planner.report import Report, report_of_plan
@@ -31,10 +31,12 @@ class SickRun:
     Args:
         seed: that draws the sickness.
         config: the run of `lib.train`.
+        twin: whether the same training also runs in one process, to compare with.
     """
 
     seed: str
     config: TrainConfig
+    twin: bool = True
 
     @classmethod
     def drawn(cls, seed: str) -> SickRun:
@@ -42,17 +44,21 @@ class SickRun:
         return cls(seed, drawn_case(seed).config)
 
     @cached_property
-    def ranks(self) -> list[tuple[Seen, Seen]]:
-        """What each rank saw: of one process, and of the run."""
-        return _in_ranks(watched, self.config.layout.num_ranks, self.config, self.seed)
+    def ranks(self) -> list[tuple[Seen | None, Seen]]:
+        """What each rank saw: of one process, or None without a twin; and of the run."""
+        return _in_ranks(watched, self.config.layout.num_ranks, self.config, self.seed, self.twin)
 
     @cached_property
-    def _report(self) -> RunReport:
+    def _report(self) -> OwnReport:
         return report_of(self.config, [seen for _, seen in self.ranks], self.ranks[0][0])
 
-    def report(self) -> RunReport:
-        """What one looks at first."""
+    def report(self) -> OwnReport:
+        """What one looks at first: a `RunReport`, or without a twin an `OwnReport`."""
         return self._report
+
+    def without_twin(self) -> SickRun:
+        """The same run with nothing to compare it with, as most large runs are."""
+        return replace(self, twin=False)
 
     def trace(self) -> Trace:
         """The last step of all ranks beside its plan; its `save` writes a file for ui.perfetto.dev."""
@@ -63,7 +69,13 @@ class SickRun:
         return report_of_plan(planned(self.config), ranks_per_node=8)
 
     def certify(self) -> tuple[float, float, float]:
-        """The largest distances of loss, gradient and weight from one process, as `lib.train --certify` measures."""
+        """The largest distances of loss, gradient and weight from one process, as `lib.train --certify` measures.
+
+        Raises:
+            PractiseError: a run without a twin.
+        """
+        if not self.twin:
+            raise PractiseError("a certificate compares with one process: this run has none")
         return _in_ranks(certified, self.config.layout.num_ranks, self.config, self.seed)[0]
 
     def under(self, **changed: object) -> SickRun:
@@ -83,7 +95,9 @@ class SickRun:
             )
         except ValueError as error:
             raise PractiseError(str(error)) from None
-        return SickRun(self.seed, offered(config))
+        if not self.twin and config.layout.num_ranks == 1:
+            raise PractiseError("one rank is the twin: without it, practice runs have at least 2")
+        return replace(self, config=offered(config))
 
     def causes(self) -> str:
         """All that may be wrong with such a run, and how a place is written."""
