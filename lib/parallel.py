@@ -63,8 +63,9 @@ def parallelize(
     """Parallelize a GPT: return this rank's shards, ready for a training loop; the same call on all ranks.
 
     Args:
-        model: full model; all ranks take the values of rank 0, and parameters not needed on this rank are freed.
-            Custom layers stay full on the tensor-parallel ranks, or are refused (`tensor_parallel/custom_layers.py`).
+        model: full model; it is moved to this rank's device, all ranks take the values of rank 0, and parameters not
+            needed on this rank are freed. Custom layers stay full on the tensor-parallel ranks, or are refused
+            (`tensor_parallel/custom_layers.py`).
         mesh: `Mesh(MeshShape(**layout.sizes), world)`.
         optimizer: function called with pairs of name and piece; it may look at names and attributes of parameters.
         seed: seed of dropout. The elements that `nn.Dropout` drops do not depend on the layout.
@@ -119,8 +120,8 @@ def assemble(
     """Parallelize a model that is yours: this rank's part, ready for a training loop; the same call on all ranks.
 
     Args:
-        model: the full model, of any kind; all ranks take the values of rank 0. The batch is the first dim of what
-            it takes and gives.
+        model: the full model, of any kind; it is moved to this rank's device, and all ranks take the values of rank
+            0. The batch is the first dim of what it takes and gives.
         mesh: `Mesh(MeshShape(**layout.sizes), world)`.
         optimizer: function called with pairs of name and piece, such as `partial(torch.optim.AdamW, lr=3e-4)`.
         loss: function from all targets of a batch, [B, …], to a function from (output, targets) of some of its rows
@@ -135,8 +136,9 @@ def assemble(
         dtype: dtype of computation and communication; needs `zero`, which keeps master weights.
 
     Raises:
-        ValueError: a layout that this model, these functions or this mesh do not allow; a parameter in no stage;
-            dropout in a model that is sharded; nothing to train, or parameters that share memory.
+        ValueError: a layout that this model, these functions or this mesh do not allow; a parameter in no stage, or
+            tied before `shard` and not after it; dropout in a model that is sharded; nothing to train, or parameters
+            that share memory.
 
     Example:
         from functools import partial
@@ -203,6 +205,7 @@ def _assemble(
     """Each technique in turn: values, shards, stages, facts, sums, optimizer."""
     _check(model, layout, optimizer, dtype)
     serial = serial_names(model)
+    model.to(device())
     broadcast_weights(model, mesh.world)
     shard(model)
     _check_shards(model, serial, mesh.group("tp"))
@@ -256,6 +259,12 @@ def _check_shards(model: nn.Module, serial: Mapping[str, tuple[str, torch.Size]]
             f"{missing[0]} is missing after shard=: put each parallel layer in the place of its layer, so that its "
             "parameters keep their names, on which checkpoints depend"
         )
+    for key, (first, _) in serial.items():
+        if key in now and now[key][0] is not now[first][0]:
+            raise ValueError(
+                f"{key} was tied to {first}, and shard= made two parameters of them, which would drift apart: tie them "
+                f"again at its end, model.{key} = model.{first}"
+            )
     for name, shape in full.items():
         p, placement = now[name]
         right = shard_of(torch.empty(shape, device="meta"), placement, tp).shape

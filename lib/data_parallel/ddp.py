@@ -22,6 +22,7 @@ from lib.cost.sizes import BUCKET_BYTES
 from lib.data_parallel.bucketed_gradients import Gradients
 from lib.data_parallel.gradient_sums import GradientSums
 from lib.facts import Fact, check_trains
+from lib.launch import device
 from lib.mesh import Group, check_group
 from lib.versions import unwritten
 
@@ -166,8 +167,17 @@ def broadcast_weights(module: nn.Module, group: Group, parameters: bool = True) 
     """Overwrite parameters and buffers (or buffers only) by those of rank 0: so replicas start equal.
 
     Later changes of buffers, such as the running means of a batch norm, stay local to a rank.
+
+    Raises:
+        ValueError: the module is still on the CPU, and its ranks send from GPUs.
     """
-    comm.broadcast_coalesced((*(module.parameters() if parameters else ()), *module.buffers()), group)
+    tensors = dict(module.named_parameters() if parameters else ()) | dict(module.named_buffers())
+    for name, x in tensors.items():
+        if device().type == "cuda" and x.device.type == "cpu":
+            raise ValueError(
+                f"{name} is on the CPU, and NCCL sends from GPUs: call module.to(device()) first (lib.launch.device)"
+            )
+    comm.broadcast_coalesced(tensors.values(), group)
 
 
 def global_mean(loss_sum: Tensor, count: Tensor | float, group: Group) -> Tensor:

@@ -27,7 +27,7 @@ from lib.mesh import Group, Mesh, MeshShape
 from lib.model import GPT, mean_loss
 from lib.parallel import parallelize
 from lib.parallel_model import BatchLoss, ParallelModel
-from lib.placement import shard
+from lib.placement import Replicate, shard, with_partial_gradients
 from lib.training.config import TrainConfig
 from lib.training.learning_rate import set_learning_rate
 from lib.training.loop import adamw
@@ -80,8 +80,9 @@ def certify(
     """For each layout on these ranks, its distance from one process after a step on each batch; equal on all ranks.
 
     Args:
-        model: in float64, equal on all ranks; it is not changed.
-        batches: inputs and targets [B, T], a step each; targets of -100 do not count.
+        model: in float64, equal on all ranks; it is not changed. Every rank trains a full copy: give a small model
+            with the same layers.
+        batches: inputs and targets [B, …], a step each; targets of -100 do not count in the loss of a GPT.
         max_norm: to which gradients are clipped.
         optimizer: of the layout and of one process.
         before_step: called with an optimizer and the number of its next step, such as to set its learning rate.
@@ -89,7 +90,8 @@ def certify(
         loss: of one process, from its output and all targets, in the form that `assemble` takes.
 
     Raises:
-        ValueError: a layout with a different number of ranks.
+        ValueError: a layout with a different number of ranks; a parameter that works on shards, and whose module does
+            not say so in `partial_gradients`.
 
     Example:
         from lib.lab.certificate import certify
@@ -101,6 +103,8 @@ def certify(
         apart = certify(world, [layout], nn.Linear(4, 1).double(), [batch], max_norm=1.0, make=make, loss=loss)
         assert apart[0].holds()
     """
+    model = copy.deepcopy(model).to(device())
+    batches = [(x.to(device()), y.to(device())) for x, y in batches]
     steps = list(_twin_steps(copy.deepcopy(model), batches, max_norm, optimizer, before_step, loss))
     meshes: dict[str, Mesh] = {}  # a mesh serves all layouts of its shape
     distances = []
@@ -122,10 +126,9 @@ def certify_run(world: Group, config: TrainConfig, steps: int = 3) -> Apart:
     sizes = {"global_batch": config.global_batch, "context": config.model.context, "seed": config.seed}
     batches = [data.batch(tokens, step, **sizes) for step in range(steps)]
     torch.manual_seed(config.seed)
-    model = GPT(config.model).to(device(), torch.float64)
-    here = [(x.to(device()), y.to(device())) for x, y in batches]
+    model = GPT(config.model).double()
     optimizer, rate = adamw(config, ADAMW.keywords["lr"]), partial(set_learning_rate, config=config)
-    return certify(world, [config.layout], model, here, config.max_norm, optimizer, rate)[0]
+    return certify(world, [config.layout], model, batches, config.max_norm, optimizer, rate)[0]
 
 
 def _twin_steps(
@@ -160,9 +163,13 @@ def _certified(
 ) -> Apart:
     worst = torch.zeros(3, dtype=torch.float64, device=device())
     gradients: list[Tensor] = []  # their distances, measured as the optimizer steps: shards have gradients then
-    ours.optimizer.register_step_pre_hook(
-        lambda *_: gradients.append(_farthest(ours, steps[len(gradients)].gradients, lambda p: p.grad))
-    )
+
+    def measure(*_) -> None:
+        if not gradients:  # later, replicas that drifted have wrong gradients everywhere
+            _check_replicas(ours, steps[0].gradients)
+        gradients.append(_farthest(ours, steps[len(gradients)].gradients, lambda p: p.grad))
+
+    ours.optimizer.register_step_pre_hook(measure)
     for number, ((inputs, targets), wanted) in enumerate(zip(batches, steps, strict=True)):
         before_step(ours.optimizer, number)
         loss = ours.step(inputs, targets, max_norm, number)
@@ -185,3 +192,31 @@ def _farthest(ours: ParallelModel, wanted: dict[str, Tensor], of: Callable[[nn.P
         right = shard(whole, fact.placement, fact.cut_over).flatten()[span]
         distances.append((of(held).flatten() - right).norm() / whole.norm().clamp(min=least))
     return torch.stack(distances).max()
+
+
+def _check_replicas(ours: ParallelModel, wanted: dict[str, Tensor]) -> None:
+    """Raise ValueError, on all ranks, if a parameter that each tensor-parallel rank holds in full gets terms of a sum.
+
+    It is between a column layer and its row layer, such as the weight of QK-norm: there each rank computes the gradient
+    of its heads alone. Then the gradients of the ranks differ, and their sum is that of one process, except for a
+    factor, because the norm that clips is wrong as well.
+    """
+    if ours.tp.size == 1:
+        return
+    marked = set().union(*(with_partial_gradients(stage.module) for stage in ours.stages.values()))
+    least = torch.stack([whole.norm() for whole in wanted.values()]).norm() / 1000  # below, a gradient is rounding
+    unsummed = []
+    for fact, held, span in ours.pieces():
+        if not isinstance(fact.placement, Replicate) or id(fact.parameter) in marked:
+            continue
+        mine, right = held.grad.flatten(), wanted[fact.name].flatten()[span]
+        total = comm.all_reduce(mine, ours.tp)
+        differs = (mine - total / ours.tp.size).norm() > 1e-6 * total.norm().clamp(min=least)
+        if differs and (total * (right.norm() / total.norm()) - right).norm() < 1e-6 * right.norm():
+            unsummed.append(fact.name)
+    if found := [name for names in comm.all_gather_object(unsummed, ours.mesh.world) for name in names]:
+        raise ValueError(
+            f"{found[0]} is full on all {ours.tp.size} tensor-parallel ranks, but each computes only a term of its "
+            "gradient, from a shard, and nothing sums them, so the copies would drift apart: let shard= set "
+            f"partial_gradients = ({found[0].rpartition('.')[2]!r},) on its module"
+        )

@@ -6,6 +6,7 @@ import io
 import pickle
 import warnings
 from itertools import groupby
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -256,6 +257,12 @@ def test_a_model_that_is_converted_after_it_was_wrapped_is_refused():
         convert(model)
         text = said(lambda model=model: model(X))
         assert "bias was converted or replaced after the model was wrapped" in text and "then wrap it" in text
+
+
+def test_a_model_that_was_left_on_the_cpu_is_refused_where_ranks_have_gpus():
+    with patch("lib.data_parallel.ddp.device", lambda: torch.device("cuda", 0)):
+        text = said(lambda: BucketedDDP(nn.Linear(3, 3), ALONE), ValueError)
+    assert "weight is on the CPU, and NCCL sends from GPUs: call module.to(device()) first" in text
 
 
 def test_checkpointed_blocks_and_gradients_of_gradients():

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from functools import partial
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from lib.lab.certificate import certify
 from lib.launch import RankError, run
 from lib.layout import Layout
 from lib.masks import RowDropout
-from lib.mesh import Mesh, MeshShape
+from lib.mesh import Group, Mesh, MeshShape
 from lib.parallel import ParallelGPT, assemble
 from lib.parallel_model import ParallelModel
 from lib.pipeline.schedules.action import ScheduleError
@@ -28,9 +29,11 @@ class Attention(nn.Module):
         super().__init__()
         self.head_width = head_width
         self.q, self.k, self.v, self.out = (nn.Linear(width, width) for _ in range(4))
+        self.norm = nn.Identity()  # of each head
 
     def forward(self, x):
         q, k, v = (y(x).unflatten(-1, (-1, self.head_width)).transpose(1, 2) for y in (self.q, self.k, self.v))
+        q, k = self.norm(q), self.norm(k)
         return self.out(scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
 
 
@@ -306,3 +309,10 @@ def test_a_message_of_another_form_is_refused():
         run(wrong_form, 2, partial(Stage, form=lambda images, stage: (5, 16)))
     with pytest.raises(ScheduleError, match="form= says all that width, slices and dtype say: give it alone"):
         Stage(nn.Linear(2, 2), 16, form=form_of_vit)
+
+
+def test_the_model_moves_to_the_device_of_its_rank():
+    model, mesh = nn.Linear(4, 1), Mesh(MeshShape(**Layout().sizes), Group())
+    with patch("lib.parallel.device", lambda: torch.device("meta")):
+        assemble(model, mesh, Layout(), ADAMW, loss=squares)
+    assert all(p.is_meta for p in model.parameters())
