@@ -78,7 +78,7 @@ def under_torchrun(
         close(world, None)
     except (MismatchError, StartError) as error:
         watchdog.end(Ending(str(error), error.ranks, KINDS[type(error)]))
-    except RuntimeError as error:  # of gloo: a connection broke
+    except RuntimeError as error:  # mostly of gloo: a connection broke
         watchdog.end(watchdog.who_died(str(error).splitlines()[0]))
     return report
 

@@ -11,7 +11,6 @@ import marshal
 import os
 import signal
 import sys
-import threading
 import time
 
 import torch.distributed as dist
@@ -37,13 +36,18 @@ class Impatient(Watchdog):
         self.report, self.path = report, path
         self._store_is_lost = False
         self._ends_s = float("inf")  # `time.monotonic()` at which torchrun's wish is granted
-        self._wishes, wakes = os.pipe()
-        if threading.current_thread() is threading.main_thread():
-            os.set_blocking(wakes, False)
-            os.set_blocking(self._wishes, False)
-            signal.signal(signal.SIGTERM, lambda number, frame: None)
-            signal.set_wakeup_fd(wakes)  # written at once, even while this thread waits for a message
+        self._wishes = self._hear_torchrun()
         super().__init__(*watched)
+
+    @staticmethod
+    def _hear_torchrun() -> int:
+        """Where a byte can be read for each signal that came; torchrun's SIGTERM no longer ends this process."""
+        wishes, wakes = os.pipe()
+        os.set_blocking(wishes, False)
+        os.set_blocking(wakes, False)
+        signal.signal(signal.SIGTERM, lambda number, frame: None)
+        signal.set_wakeup_fd(wakes)  # written at once, even while the main thread waits for a message
+        return wishes
 
     def _write(self) -> None:
         """As `Watchdog`, and end the process when its grace is over."""
@@ -60,10 +64,10 @@ class Impatient(Watchdog):
             return False
 
     def who_died(self, error: str) -> Ending:
-        """The ending, after a connection broke: the ranks that have fallen silent since.
+        """The ending, after an error of this rank: those that have fallen silent since, or this one.
 
         Args:
-            error: what gloo says.
+            error: the error; gloo says that a connection broke, and not whose.
         """
         until_s, size = time.monotonic() + FIND_S, len(self.members)
         seen: list[tuple[int, float]] = [(-1, 0.0)] * size  # the last beat of each rank, and when it was new
@@ -79,7 +83,10 @@ class Impatient(Watchdog):
             if silent := tuple(rank for rank, (_, since_s) in enumerate(seen) if now_s - since_s > DEAD_S):
                 return Ending(f"{self._named(silent)} died: {_how(len(silent))} ({error})", silent, "died")
             time.sleep(self.beat_s / 2)
-        return Ending(f"a connection of rank {self.rank} broke, and all ranks are alive: {error}", (), "connection")
+        if "onnection" in error:
+            text = f"a connection of {self._named((self.rank,))} broke, and all ranks are alive: {error}"
+            return Ending(text, (self.rank,), "connection")
+        return Ending(f"{self._named((self.rank,))} failed: {error}", (self.rank,), "died")
 
     def _without_store(self, error: str) -> Ending:
         """The ending, if torchrun's store has ended, too: the host that kept it is lost."""

@@ -132,7 +132,9 @@ def _judge_transports(judgement: Judgement, transports: Mapping[int, Transport],
         one = transports[slow[0]]
         text = f"{named_ranks(slow)} send over TCP ({one.over}), and their hosts have InfiniBand or RoCE"
         text += f" ({', '.join(one.cards)})"
-        judgement.findings.append(Finding("network", tuple(slow), f"{text}: is NCCL_IB_DISABLE set, or NCCL_NET, or a driver missing?"))
+        judgement.findings.append(
+            Finding("network", tuple(slow), f"{text}: is NCCL_IB_DISABLE set, or NCCL_NET, or a driver missing?")
+        )
     if unseen := [rank for rank, one in transports.items() if one.unseen]:
         text = f"the network that NCCL chose on {named_ranks(unseen)}: {transports[unseen[0]].unseen}"
         judgement.not_judged.append(text)

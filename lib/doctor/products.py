@@ -32,7 +32,7 @@ from lib.mesh import Group
 TURN_S, LEAST_TURN_S, ALL_TURNS_S = 2.0, 0.25, 4.0  # of a turn; of all turns, where ranks take turns
 SLICE_S = 0.05  # between two looks at the kernel's counters
 MOSTLY = 0.75  # of a wait in which a processor was idle: then no other program is the reason
-BUSY = 0.1  # of the time that others had the processor
+BUSY = 0.15  # of the time that others had the processor
 WIDTH = {"cpu": 256, "cuda": 8192}  # of the matrices
 
 
@@ -95,7 +95,7 @@ class Place(NamedTuple):
 def multiply_in_turns(world: Group) -> dict[int, Ran]:
     """Multiply on all ranks for some seconds; all call it, and get rank → how it ran.
 
-    All at the same time, as in training; on a machine with fewer cores than its ranks have threads, one after the other.
+    All at the same time, as in training; one after the other on a machine with fewer cores than its ranks have threads.
     """
     here = Place(_kernel(), _cores(), torch.get_num_threads())
     places = from_all_ranks(world, here)
