@@ -47,7 +47,8 @@ class Examination:
         """0: looked, and nothing looks wrong; 1: something does; 2: there was nothing to look at."""
         if self.findings:
             return 1
-        return 0 if self._has_links() and self._compares_what_is_asked() else 2
+        compares = self._has_links() or self.measured is not None and self.expected.flops is not None
+        return 0 if compares and self._compares_what_is_asked() else 2
 
     def page(self) -> str:
         """The page, for a terminal."""
@@ -70,7 +71,7 @@ class Examination:
         return "\n".join([*lines, *self._verdict()])
 
     def data(self) -> dict:
-        """The same for a file: seconds, bytes, bytes per second; and the page itself."""
+        """The same for a file: seconds, bytes, bytes per second."""
         ranks = [member and {"host": member.host, "settings": member.settings} for member in self.members]
         content = {"backend": self.backend, "wall_s": time.monotonic() - self.began_s, "ranks": ranks}
         content["transport"] = [{"rank": rank, **asdict(one)} for rank, one in self.transports.items()]
@@ -82,7 +83,7 @@ class Examination:
                 content[kind] = [dict(zip((*names, "seconds"), (*key, s), strict=True)) for key, s in rows]
             content["products"] = [{"rank": rank, **asdict(ran)} for rank, ran in self.measured.ran.items()]
         said = {"looked_at": self._looked_at(), "not_judged": self._not_judged(), "exit_code": self.exit_code}
-        return content | said | {"findings": [one._asdict() for one in self.findings], "page": self.page()}
+        return content | said | {"findings": [one._asdict() for one in self.findings]}
 
     def model_s(self, ranks: Sequence[int]) -> float:
         """Seconds of an all-reduce by `lib.cost`, if all links of the ring were as its slowest link."""
@@ -102,10 +103,8 @@ class Examination:
         came = [rank for rank, member in enumerate(self.members) if member]
         words = [f"the settings of {len(came)} ranks"] if came else []
         if self.measured:
-            links, axes = (
-                self.measured.of("transfer"),
-                dict.fromkeys(key[0] for key in self.measured.of("all_reduce")),
-            )
+            links = self.measured.of("transfer")
+            axes = dict.fromkeys(axis for axis, _ in self.measured.of("all_reduce"))
             words += [f"{len(links)} links, {len(self.measured.ahead_s)} clocks"] if links else []
             words += [f"all-reduces along {', '.join(axes)}"] if axes else []
             words += [f"products on {len(self.measured.ran)} ranks"] if self.measured.ran else []
@@ -116,10 +115,7 @@ class Examination:
         if not self.measured:
             return ["links, processors and collectives: the examination ended before they were measured"]
         if len(self.members) == 1:
-            return [
-                *self.not_judged,
-                "links and collectives, and whether this rank is slower than others: it is alone",
-            ]
+            return [*self.not_judged, "links, collectives, and its speed beside other ranks: it is the only rank"]
         return self.not_judged
 
     def _verdict(self) -> list[str]:
@@ -175,10 +171,11 @@ class Examination:
 
 def tell(report: Examination, path: str | None) -> None:
     """Print the page, and write the data to a file."""
-    print(report.page(), flush=True)
+    page = report.page()
+    print(page, flush=True)
     if path:
         try:
-            Path(path).write_text(json.dumps(report.data(), indent=1), encoding="utf-8")
+            Path(path).write_text(json.dumps(report.data() | {"page": page}, indent=1), encoding="utf-8")
         except OSError as error:
             print(f"--json {path} could not be written: {error.strerror}", file=sys.stderr)
 

@@ -4,7 +4,7 @@ The problem: links that are compared with their likes look well if all are slow,
 likes at all. The idea: a link is compared with whatever names a speed for it, the first of these that there is:
 
     the reader                    --expect 400Gb, --gpu h100: less than half is a finding
-    the driver of the interface   less than a twentieth (TCP over it rarely reaches half)
+    the driver of the interface   less than a twentieth, or of what one TCP connection can give, if that is less
     the links within a host       between hosts less than a twentieth
 
 Otherwise the verdict says that nobody did. A collective is compared with its formula on the measured links.
@@ -23,6 +23,7 @@ from lib.torchrun.meeting import Member
 LEAST_OF_EXPECTED = 0.5
 TIMES_OF_LIKES = 20.0  # NVLink and a card of 400 Gb/s differ by 9 to 18
 TIMES_OF_FORMULA = 4.0
+ONE_CONNECTION_BPS = 2.5e9  # of TCP, on a fast network
 Speeds = Mapping[tuple[int, int], float]
 
 
@@ -104,7 +105,8 @@ def _compare_expected(judgement: Judgement, where: str, speeds: Speeds, expected
 def _compare_driver(judgement: Judgement, speeds: Speeds, transports: Mapping[int, Transport]) -> bool:
     """Add a finding for links far below what the driver of their interface says; whether any does say it."""
     said = {pair: min(transports[rank].Bps or 0.0 for rank in pair) for pair in speeds}
-    slow = {pair: speed for pair, speed in speeds.items() if speed * TIMES_OF_LIKES < said[pair]}
+    least = {pair: min(driver_Bps, ONE_CONNECTION_BPS) / TIMES_OF_LIKES for pair, driver_Bps in said.items()}
+    slow = {pair: speed for pair, speed in speeds.items() if speed < least[pair]}
     if slow:
         pair = min(slow, key=slow.get)
         text = f"{_slowest('between hosts', slow, len(speeds))}, {_part(slow[pair], said[pair])} of the"

@@ -10,7 +10,7 @@ from lib.doctor.__main__ import main
 from lib.doctor.expected import Expected
 from lib.doctor.judgement import Judgement
 from lib.doctor.measurement import Measurement
-from lib.doctor.page import Examination
+from lib.doctor.page import Examination, tell
 from lib.doctor.plausible import judge_collectives, judge_links
 from lib.doctor.products import Place, Ran, turns_of
 from lib.doctor.ranks import judge_ranks
@@ -98,6 +98,7 @@ def test_what_the_driver_of_an_interface_says():
     (found,) = links_of("ab", 5e6, driver_Bps=1.25e9).findings
     assert "0.4 % of the 1.25 GB/s that the driver of eth0 (10.0.0.1) names" in found.text
     assert links_of("ab", 9e7, driver_Bps=1.25e9) == Judgement()
+    assert links_of("ab", 2e8, driver_Bps=50e9) == Judgement(), "one TCP connection does not reach a twentieth of it"
 
 
 def test_one_link_without_a_figure_is_not_judged():
@@ -253,14 +254,18 @@ def report_of(hosts, *options, **more):
     )
 
 
-def ends(report):
-    """The exit code and the last line of a report; the file says the same."""
-    data = json.loads(json.dumps(report.data()))
-    assert data["exit_code"] == report.exit_code and data["page"].splitlines()[2:] == report.page().splitlines()[2:]
-    return report.exit_code, report.page().splitlines()[-1]
+def told(report, capsys, tmp_path):
+    """The exit code and the last line of a report; the file has the same, and the same page."""
+    tell(report, tmp_path / "found.json")
+    page, data = capsys.readouterr().out, json.loads((tmp_path / "found.json").read_text())
+    assert data["exit_code"] == report.exit_code and data["page"] + "\n" == page
+    return report.exit_code, page.splitlines()[-1]
 
 
-def test_exit_codes():
+def test_exit_codes(capsys, tmp_path):
+    def ends(report):
+        return told(report, capsys, tmp_path)
+
     assert ends(report_of("aabb")) == (0, "nothing looks wrong")
     assert ends(report_of("aabb", not_judged=["x"])) == (0, "nothing looks wrong in what was judged")
     assert ends(report_of("aabb", findings=[Finding("slow", (1,), "rank 1 is slow")])) == (1, "  1. rank 1 is slow")

@@ -77,6 +77,9 @@ def has_cgroups():
         return False
 
 
+NEEDS_CGROUPS = pytest.mark.skipif(not has_cgroups(), reason="no cgroup can be made here, for a CPU quota")
+
+
 def slowed(world, shape, how=None):
     """Examine ranks, one of which is slowed."""
     if how and world.rank == SLOWED:
@@ -104,10 +107,50 @@ def test_a_rank_that_is_stopped_is_slow(monkeypatch):
     assert "stood still for" in report.findings[0].text and report.exit_code == 1
 
 
-@pytest.mark.skipif(not has_cgroups(), reason="needs a cgroup that it may make, to give a rank a CPU quota")
+@NEEDS_CGROUPS
 def test_a_rank_with_a_quota_is_slow(monkeypatch):
     report = found(monkeypatch, "quota")
     if report.not_judged and "busy machine" in report.not_judged[0]:
         pytest.skip(f"{report.not_judged[0]}: it may use less than its quota")
     assert is_named(report), report.findings
     assert "held back by a CPU quota" in report.findings[0].text
+
+
+# ---- five of five ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["stopped", pytest.param("quota", marks=NEEDS_CGROUPS)])
+@pytest.mark.thorough("five examinations")
+@pytest.mark.slow("five examinations, each of which measures twice")
+@pytest.mark.alone("a quota shows only where a rank could use more than that")
+def test_five_of_five_are_named(monkeypatch, say, how):
+    reports = [found(monkeypatch, how, ranks) for ranks in (2, 3, 4, 2, 4)]
+    named = [*map(is_named, reports)]
+    say(f"{how}: {sum(named)} of 5 are named")
+    assert all(named), [report.findings for report in reports]
+
+
+@pytest.mark.thorough("five examinations")
+@pytest.mark.slow("five examinations")
+@pytest.mark.alone("a machine that other tests keep busy is not judged")
+def test_five_healthy_examinations(monkeypatch, say):
+    reports = [found(monkeypatch, None, ranks) for ranks in (2, 3, 4, 2, 4)]
+    judged = [not any("busy machine" in what for what in report.not_judged) for report in reports]
+    say(f"{sum(not report.findings for report in reports)} of 5 are healthy, and {sum(judged)} of 5 speeds judged")
+    assert not any(report.findings for report in reports), [report.findings for report in reports]
+
+
+@pytest.mark.thorough("five examinations")
+@pytest.mark.slow("five examinations")
+@pytest.mark.alone("two endless loops")
+def test_five_beside_two_endless_loops(monkeypatch, say):
+    loops = [subprocess.Popen([sys.executable, "-I", "-S", "-c", "while True: pass"]) for _ in range(2)]
+    try:
+        reports = [found(monkeypatch, None, ranks) for ranks in (2, 3, 4, 2, 4)]
+    finally:
+        for loop in loops:
+            loop.kill()
+            loop.wait()
+    say(f"{sum(bool(report.findings) for report in reports)} of 5 have a finding beside two endless loops")
+    assert not any(report.findings for report in reports), [report.findings for report in reports]
+    assert all(any("busy machine" in what for what in report.not_judged) for report in reports)

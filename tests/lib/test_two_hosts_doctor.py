@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 import pytest
 
 from tests.lib.hosts import ADDRESSES, until
-from tests.lib.test_doctor_throttled import cgroup, has_cgroups
+from tests.lib.test_doctor_throttled import NEEDS_CGROUPS, cgroup
 
 pytestmark = [
     pytest.mark.thorough("two torchruns"),
@@ -95,7 +95,7 @@ def throttled(pids):
         folder.rmdir()
 
 
-@pytest.mark.skipif(not has_cgroups(), reason="needs a cgroup that it may make, to give a rank a CPU quota")
+@NEEDS_CGROUPS
 def test_a_rank_with_a_quota_that_sees_no_cgroup(hosts, tmp_path):
     """In the namespace of `ip netns` the files of cgroups are not there: idle processors tell."""
     path = tmp_path / "found.json"
