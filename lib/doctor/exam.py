@@ -23,7 +23,7 @@ from lib.torchrun.meeting import Member, choose_interface, roster
 from lib.torchrun.start import StartError, choose_backend, connect
 from lib.torchrun.watchdog import Ending
 
-LIMIT_S, RUN_S = 15.0, 45.0  # of one call; of all calls
+LIMIT_S, RUN_S = 15.0, 75.0  # of one call; of all calls
 KINDS = {
     HangError: "hang",
     RunTimeout: "hang",
@@ -79,7 +79,7 @@ def under_torchrun(
     except (MismatchError, StartError) as error:
         watchdog.end(Ending(str(error), error.ranks, KINDS[type(error)]))
     except RuntimeError as error:  # mostly of gloo: a connection broke
-        watchdog.end(watchdog.who_died(str(error).splitlines()[0]))
+        watchdog.end(watchdog.who_died((str(error) or type(error).__name__).splitlines()[0]))
     return report
 
 

@@ -53,7 +53,7 @@ class Examination:
     def page(self) -> str:
         """The page, for a terminal."""
         wall_s = time.monotonic() - self.began_s
-        lines = [f"{len(self.members)} ranks, {self.backend}, examined in {wall_s:.0f} s", ""]
+        lines = [f"{_counted(len(self.members), 'rank')}, {self.backend}, examined in {wall_s:.0f} s", ""]
         lines += [*aligned(self._hosts()), ""] if any(self.members) else []
         for transport, ranks in grouped(self.transports).items():
             lines.append(f"{self.backend} on {named_ranks(ranks)}: {transport_text(transport)}")
@@ -101,13 +101,15 @@ class Examination:
     def _looked_at(self) -> list[str]:
         """What was compared, in words."""
         came = [rank for rank, member in enumerate(self.members) if member]
-        words = [f"the settings of {len(came)} ranks"] if came else []
+        words = [f"the settings of {_counted(len(came), 'rank')}"] if came else []
         if self.measured:
             links = self.measured.of("transfer")
             axes = dict.fromkeys(axis for axis, _ in self.measured.of("all_reduce"))
-            words += [f"{len(links)} links, {len(self.measured.ahead_s)} clocks"] if links else []
+            words += (
+                [f"{_counted(len(links), 'link')}, {_counted(len(self.measured.ahead_s), 'clock')}"] if links else []
+            )
             words += [f"all-reduces along {', '.join(axes)}"] if axes else []
-            words += [f"products on {len(self.measured.ran)} ranks"] if self.measured.ran else []
+            words += [f"products on {_counted(len(self.measured.ran), 'rank')}"] if self.measured.ran else []
         return words
 
     def _not_judged(self) -> list[str]:
@@ -178,6 +180,10 @@ def tell(report: Examination, path: str | None) -> None:
             Path(path).write_text(json.dumps(report.data() | {"page": page}, indent=1), encoding="utf-8")
         except OSError as error:
             print(f"--json {path} could not be written: {error.strerror}", file=sys.stderr)
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}{'s' * (number != 1)}"
 
 
 def found_text(findings: Sequence[Finding]) -> list[str]:

@@ -144,7 +144,7 @@ def _judge_transports(judgement: Judgement, transports: Mapping[int, Transport],
 
 def _slowest(where: str, slow: Speeds, among: int) -> str:
     (a, b), speed = min(slow.items(), key=lambda item: item[1])
-    return f"{len(slow)} of {among} links {where} are too slow: from rank {a} to {b} {speed_text(speed)}"
+    return f"{len(slow)} of {among} links {where} are too slow: from rank {a} to rank {b} it is {speed_text(speed)}"
 
 
 def _part(speed: float, of: float) -> str:
