@@ -4,6 +4,7 @@ The problem: torchrun waits for all machines before it starts a rank, so no prog
 minutes it prints the lines of its own code, and `RendezvousTimeoutError`. The idea: the same program, and a sentence.
 """
 
+import socket
 import sys
 
 from torch.distributed.elastic.rendezvous.api import RendezvousConnectionError, RendezvousTimeoutError
@@ -32,6 +33,6 @@ def sentence_for(error: Exception, words: list[str]) -> str:
 if __name__ == "__main__":
     try:
         main()
-    except (RendezvousTimeoutError, RendezvousConnectionError) as error:
+    except (RendezvousTimeoutError, RendezvousConnectionError, socket.gaierror) as error:
         sys.excepthook(type(error), error, error.__traceback__)
         sys.exit(f"\npython -m lib.torchrun: {sentence_for(error, sys.argv[1:])}")
