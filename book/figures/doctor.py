@@ -48,8 +48,12 @@ def examination_of(path: Path) -> dict | None:
 def examined_page(found: Mapping, name: str) -> str:
     """A page for a browser, of what `lib.doctor --json` wrote."""
     texts = "".join(f"<li>{escape(one['text'])}</li>" for one in found["findings"])
-    said = f"<p>What looks wrong:</p><ol>{texts}</ol>" if texts else "<p>Nothing looks wrong.</p>"
-    return alone(name, said + "".join(figure._repr_html_() for figure in figures_of(found)))
+    calm = "There was nothing to compare." if found.get("exit_code") == 2 else "Nothing looks wrong."
+    said = f"<p>What looks wrong:</p><ol>{texts}</ol>" if texts else f"<p>{calm}</p>"
+    if unseen := "".join(f"<li>{escape(what)}</li>" for what in found.get("not_judged", ())):
+        said += f"<p>Not judged:</p><ul>{unseen}</ul>"
+    table = f"<pre>{escape(found['page'])}</pre>" if "page" in found else ""  # what the terminal showed
+    return alone(name, said + table + "".join(figure._repr_html_() for figure in figures_of(found)))
 
 
 def figures_of(found: Mapping) -> Iterator[Figure]:
@@ -57,6 +61,7 @@ def figures_of(found: Mapping) -> Iterator[Figure]:
     if not found.get("transfer"):
         return
     wrong = {rank for one in found["findings"] if one["kind"] == "slow" for rank in one["ranks"]}
+    unseen = any("rank speeds" in what for what in found.get("not_judged", ()))
     marked = {}
     for one in found["findings"]:
         if one["kind"] == "link":
@@ -69,7 +74,8 @@ def figures_of(found: Mapping) -> Iterator[Figure]:
     alt = f"The longest latency is {max(one_way.values()):,.0f} µs."
     yield draw_links(one_way, unit="µs one way", title="Latency of each link", alt=alt, caption=alt, marked=marked)
     rows = {f"rank {one['rank']}": {"compute": one["seconds"] * 1e3} for one in found["compute"]}
-    alt = f"Slow: rank {', '.join(map(str, sorted(wrong)))}." if wrong else "No rank is slow."
+    calm = "Not judged: the machine was busy." if unseen else "No rank is slow."
+    alt = f"Slow: rank {', '.join(map(str, sorted(wrong)))}." if wrong else calm
     yield draw_bars(rows, unit="ms", title="The same matmuls on each rank", alt=alt, caption=alt)
 
 

@@ -1,16 +1,20 @@
 """The command line: `torchrun … -m lib.doctor` on a cluster, `python -m lib.doctor --ranks 4` on one machine, and
-`python -m lib.doctor trace FILE…` for the traces of a run. Exit code 1: something looks wrong; 2: it could not look.
+`python -m lib.doctor trace FILE…` for the traces of a run. Exit code 1: something looks wrong; 2: too little could
+be seen, or the words cannot be understood.
 """
 
 import argparse
 import sys
 
+from lib.cost.hardware import GPUS
 from lib.doctor.exam import on_this_machine, under_torchrun
+from lib.doctor.expected import Expected
 from lib.doctor.page import tell
 from lib.doctor.traces import page_of, verdict_of
 from lib.kineto import read_traces
 from lib.launch import RunError
 from lib.mesh import MeshShape
+from lib.torchrun.last_word import leave_last_word
 from lib.torchrun.start import of_torchrun, speaks
 
 
@@ -18,7 +22,9 @@ def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m lib.doctor", description="Examine the ranks and their links.")
     parser.add_argument("--ranks", type=int, default=2, metavar="N", help="on this machine, without torchrun")
     parser.add_argument("--axes", metavar="dp=2,tp=2", help="measure the groups along these axes, outermost first")
-    parser.add_argument("--json", metavar="FILE", help="write what was measured and found")
+    parser.add_argument("--json", metavar="FILE", help="write what was measured, found and not judged")
+    parser.add_argument("--expect", metavar="400Gb", help="what one link between hosts should give, in one direction")
+    parser.add_argument("--gpu", metavar="NAME", help=f"what links and GPUs should give: one of {', '.join(GPUS)}")
     commands = parser.add_subparsers(title="instead of examining", metavar="trace")
     traces = commands.add_parser("trace", help="read traces of torch.profiler, one of each rank")
     traces.add_argument("trace", nargs="+", metavar="FILE.json", help="or .json.gz")
@@ -29,13 +35,16 @@ def main(argv: list[str] | None = None) -> None:
             print(page_of(trace))
             sys.exit(verdict_of(trace)[1])
         rank, size = of_torchrun()
-        shape = _shape(args.axes, size or args.ranks)
-        report = under_torchrun(rank, size, shape, args.json) if size else on_this_machine(shape)
+        shape, expected = _shape(args.axes, size or args.ranks), Expected.of(args.expect, args.gpu)
+        report = under_torchrun(rank, size, shape, args.json, expected) if size else on_this_machine(shape, expected)
     except (RunError, ValueError) as error:
         parser.exit(2, f"{parser.prog}: {error}\n")
     if rank == 0 or not report.members[0] and (rank == 1 or speaks(rank)):  # if rank 0 did not come, another tells
         tell(report, args.json)
-    sys.exit(bool(report.findings))
+    if report.exit_code:
+        why = report.findings[0].text if report.findings else "there was nothing to compare: see the page"
+        leave_last_word(f"{parser.prog}: {why}")
+    sys.exit(report.exit_code)
 
 
 def _shape(axes: str | None, ranks: int) -> MeshShape:

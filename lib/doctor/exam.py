@@ -1,25 +1,29 @@
 """One examination: of the ranks that torchrun started, or of ranks on this machine.
 
 The problem: a rank that does not come, or stops, would hang the doctor, too. The idea: what ends a run that hangs
-(`lib.torchrun.watchdog`, `lib.launch.run`) ends the examination, with less patience, and says whom the others wait for.
+(`impatient.py`, `lib.launch.run`) ends the examination, with less patience, and says whom the others wait for.
 Whatever happens, the page shows what was known until then.
 """
 
 from dataclasses import replace
+from pathlib import Path
 
 import torch.distributed as dist
 
+from lib.doctor.expected import Expected
+from lib.doctor.impatient import START_S, Impatient
 from lib.doctor.links import examine
-from lib.doctor.page import Examination, tell
+from lib.doctor.page import Examination
 from lib.doctor.settings import Finding, described, judge_settings
+from lib.doctor.transport import ask_nccl
 from lib.launch import HangError, MismatchError, RankError, RunTimeout, close, run
 from lib.mesh import Group, MeshShape
 from lib.runtime.hang import named_ranks
 from lib.torchrun.meeting import Member, choose_interface, roster
 from lib.torchrun.start import StartError, choose_backend, connect
-from lib.torchrun.watchdog import Ending, Watchdog
+from lib.torchrun.watchdog import Ending
 
-START_S, LIMIT_S, RUN_S = 25.0, 15.0, 45.0  # for all ranks to come; of one call; of all calls
+LIMIT_S, RUN_S = 15.0, 75.0  # of one call; of all calls
 KINDS = {
     HangError: "hang",
     RunTimeout: "hang",
@@ -29,29 +33,32 @@ KINDS = {
 }
 
 
-def examined(world: Group, shape: MeshShape) -> Examination:
+def examined(world: Group, shape: MeshShape, expected: Expected | None = None) -> Examination:
     """Examine ranks of one machine; all call it, and all return the same."""
-    report = Examination([Member(settings=described())] * world.size, "gloo")
+    report = Examination([Member(settings=described())] * world.size, "gloo", expected=expected or Expected())
     if world.size > 1:
         dist.all_gather_object(report.members, report.members[world.rank])
-    report.measured, findings = examine(world, shape, report.members)
-    report.findings += judge_settings(dict(enumerate(report.members))) + findings
+    report.findings += judge_settings(dict(enumerate(report.members)))
+    _measure_into(report, world, shape, None)
     return report
 
 
-def on_this_machine(shape: MeshShape) -> Examination:
+def on_this_machine(shape: MeshShape, expected: Expected | None = None) -> Examination:
     """Start ranks here, and examine them."""
-    report = Examination([None] * shape.size, "gloo")
+    report = Examination([None] * shape.size, "gloo", expected=expected or Expected())
+    given = (shape, expected) if expected else (shape,)
     try:
-        return replace(run(examined, shape.size, shape, timeout_s=RUN_S)[0], began_s=report.began_s)
+        return replace(run(examined, shape.size, *given, timeout_s=RUN_S)[0], began_s=report.began_s)
     except tuple(KINDS) as error:
         report.findings.append(Finding(KINDS[type(error)], error.ranks, str(error)))
     return report
 
 
-def under_torchrun(rank: int, size: int, shape: MeshShape, path: str | None) -> Examination:
+def under_torchrun(
+    rank: int, size: int, shape: MeshShape, path: str | None, expected: Expected | None = None
+) -> Examination:
     """Examine the ranks that torchrun started; `path` is for `tell`, should this process have to end there."""
-    report = Examination([None] * size, choose_backend())
+    report = Examination([None] * size, choose_backend(), expected=expected or Expected())
     try:
         store, report.members = roster(rank, size, described(), "", START_S)
     except StartError as error:
@@ -62,28 +69,22 @@ def under_torchrun(rank: int, size: int, shape: MeshShape, path: str | None) -> 
         text = f"{named_ranks(missing)} of {size} did not come within {START_S:.0f} s: see what torchrun says there"
         report.findings.append(Finding("missing", missing, text))
         return report
+    nccl_log = ask_nccl() if report.backend == "nccl" else None
     network = choose_interface(rank, report.members)
     watchdog = Impatient(report, path, store, rank, report.members, LIMIT_S, network)
     try:
         world = connect(report.backend, store, watchdog)
-        report.measured, findings = examine(world, shape, report.members)
-        report.findings += findings
+        _measure_into(report, world, shape, nccl_log)
         close(world, None)
     except (MismatchError, StartError) as error:
         watchdog.end(Ending(str(error), error.ranks, KINDS[type(error)]))
+    except RuntimeError as error:  # mostly of gloo: a connection broke
+        watchdog.end(watchdog.who_died((str(error) or type(error).__name__).splitlines()[0]))
     return report
 
 
-class Impatient(Watchdog):
-    """A watchdog that prints the page, on the first rank of all that ends."""
-
-    beat_s, silent_s, still_s, start_s = 0.5, 8.0, 8.0, START_S
-
-    def __init__(self, report: Examination, path: str | None, *watched: object) -> None:
-        self.report, self.path = report, path
-        super().__init__(*watched)
-
-    def tell(self, ending: Ending) -> None:
-        if self.first("told"):
-            self.report.findings.append(Finding(ending.kind, ending.ranks, ending.text))
-            tell(self.report, self.path)
+def _measure_into(report: Examination, world: Group, shape: MeshShape, nccl_log: Path | None) -> None:
+    """Measure, and enter it into the report; all ranks call it."""
+    report.measured, report.transports, judgement = examine(world, shape, report.members, report.expected, nccl_log)
+    report.findings += judgement.findings
+    report.not_judged += judgement.not_judged

@@ -1,10 +1,9 @@
-"""The links between ranks and the speed of each, measured, and those that are slower than their likes.
+"""The links between ranks and the speed of each, measured.
 
-The problem: one bad cable, or one throttled processor, slows all ranks, and no rank sees which. And where other
-programs run, any message may take ten times as long as usual.
-The idea: measure every pair alone, in rounds, so that a disturbance spreads over all. A link is slow if even its good
-rounds are slow beside the middle of its likes, those within a host or those between hosts. If most links of a rank are
-slow, it is the rank. A finding counts if a second measurement has it, too.
+The problem: where other programs run, any message may take ten times as long as usual.
+The idea: measure every pair alone, in rounds, so that a disturbance spreads over all. What looks wrong is said by
+`measurement.py` (beside its likes), `ranks.py` (products of some seconds) and `plausible.py` (beside what it should
+be). A finding counts if a second measurement has it, too.
 
     one round:  each axis      an all-reduce of 1 MiB
                 all ranks      the same matmuls at the same time
@@ -14,70 +13,29 @@ slow, it is the rank. A finding counts if a second measurement has it, too.
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from itertools import combinations, pairwise
-from statistics import median, median_low, quantiles
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from lib import comm
-from lib.doctor.settings import Finding
+from lib.doctor.expected import Expected
+from lib.doctor.judgement import Judgement
+from lib.doctor.measurement import Measurement, outliers  # noqa: F401 callers find both here
+from lib.doctor.plausible import judge_collectives, judge_links
+from lib.doctor.products import from_all_ranks, multiply_in_turns
+from lib.doctor.ranks import judge_ranks
+from lib.doctor.transport import Transport, transport_of_gloo, transport_of_nccl
 from lib.launch import device, done_s
 from lib.mesh import Group, Mesh, MeshShape
 from lib.torchrun.meeting import Member
 
 ROUNDS, LEAST_ROUNDS, BUDGET_S = 12, 4, 6.0  # of a measurement; no further round begins after the budget
 MOST_PAIRS = 120  # of more, those are measured that are neighbours on an axis
-SLOW = {"latency": 4.0, "transfer": 2.0, "compute": 1.5}  # times as slow as their likes
-MOST_OF_ITS_LINKS = 0.7  # of so many: the rank is slow
 MATMULS = 5  # of a round
-LEAST_CLOCK_S = 0.1  # NTP keeps clocks within milliseconds
-
-
-@dataclass
-class Measurement:
-    """The seconds of each round, of all ranks.
-
-    Args:
-        seconds: by what was measured: ("latency", a, b), a < b: one way of 8 bytes; ("transfer", a, b): of `size` bytes
-            from a to b; ("compute", rank): of its matmuls; ("all_reduce", axis, ranks): of `size` bytes.
-        ahead_s: rank → by how much its clock is ahead of that of rank 0.
-        size: bytes of a large message.
-    """
-
-    seconds: dict[tuple, list[float]]
-    ahead_s: dict[int, float]
-    size: int
-
-    def of(self, kind: str) -> dict[tuple, list[float]]:
-        """The seconds of one kind; the keys are what follows the kind."""
-        return {key[1:]: values for key, values in self.seconds.items() if key[0] == kind}
-
-    def good(self, kind: str) -> dict[tuple, float]:
-        """The lower quartile of each: the seconds of a round that nothing disturbs."""
-        return {key: quantiles(values, n=4)[0] for key, values in self.of(kind).items()}
-
-    def judge(self, members: Sequence[Member]) -> list[Finding]:
-        """Links, ranks and clocks that look wrong."""
-        bad, on = {}, [member.machine for member in members]  # `bad`: set of two ranks → why
-        for kind, what in (("transfer", f"{self.size >> 20} MiB"), ("latency", "8 bytes")):
-            for within, where in ((True, "within a host"), (False, "between hosts")):
-                likes = {(a, b): s for (a, b), s in self.of(kind).items() if (on[a] == on[b]) is within}
-                for (a, b), why in outliers(likes, SLOW[kind]).items():
-                    bad.setdefault(frozenset((a, b)), f"a message of {what} from {a} to {b} takes {why} {where}")
-        slow = {r: f"its matmuls take {why}" for (r,), why in outliers(self.of("compute"), SLOW["compute"]).items()}
-        for rank in range(len(members)):
-            its, ill = (sum(rank in pair for pair in some) for some in (self.of("latency"), bad))
-            if its > 1 and ill >= MOST_OF_ITS_LINKS * its:
-                slow.setdefault(rank, f"{ill} of its {its} links are; {next(bad[p] for p in bad if rank in p)}")
-        findings = [Finding("slow", (r,), f"rank {r} on {members[r].host} is slow: {why}") for r, why in slow.items()]
-        for (a, b), why in ((sorted(pair), why) for pair, why in bad.items() if not slow.keys() & pair):
-            findings.append(Finding("link", (a, b), f"the link of ranks {a} and {b} is slow: {why}"))
-        text = "the clock of rank {} differs by {:+.2f} s from the clock of rank 0: start NTP on its host"
-        far = {rank: by_s for rank, by_s in self.ahead_s.items() if abs(by_s) > LEAST_CLOCK_S}
-        return findings + [Finding("clock", (rank,), text.format(rank, by_s)) for rank, by_s in far.items()]
 
 
 def measure(world: Group, shape: MeshShape) -> Measurement:
@@ -158,13 +116,29 @@ def _clock() -> Tensor:
     return torch.tensor([time.time()], dtype=torch.float64, device=device())
 
 
-def examine(world: Group, shape: MeshShape, members: Sequence[Member]) -> tuple[Measurement, list[Finding]]:
-    """Measure, and again if something looks wrong; all ranks call this, and return the same findings."""
-    first = measure(world, shape)
-    if not (findings := first.judge(members)):
-        return first, []
-    again, seen = measure(world, shape), {(finding.kind, finding.ranks) for finding in findings}
-    return again, [finding for finding in again.judge(members) if (finding.kind, finding.ranks) in seen]
+def examine(
+    world: Group, shape: MeshShape, members: Sequence[Member], expected: Expected, nccl_log: Path | None
+) -> tuple[Measurement, dict[int, Transport], Judgement]:
+    """Measure, and again if something looks wrong; all ranks call this, and return the same."""
+    first = replace(measure(world, shape), ran=multiply_in_turns(world))
+    mine = transport_of_nccl(nccl_log) if device().type == "cuda" else transport_of_gloo()
+    transports = dict(enumerate(from_all_ranks(world, mine)))
+    judgement = _judged(first, members, transports, expected)
+    if not judgement.findings:
+        return first, transports, judgement
+    again = replace(measure(world, shape), ran=multiply_in_turns(world))
+    return again, transports, judgement.confirmed_by(_judged(again, members, transports, expected))
+
+
+def _judged(
+    measured: Measurement, members: Sequence[Member], transports: Mapping[int, Transport], expected: Expected
+) -> Judgement:
+    """All judgements of one measurement."""
+    judgement = Judgement(measured.judge(members))
+    judgement.add(judge_ranks(measured.ran, members, expected))
+    judgement.add(judge_links(measured, members, transports, expected))
+    judgement.add(judge_collectives(measured))
+    return judgement
 
 
 def _pairs(shape: MeshShape) -> list[tuple[int, int]]:
@@ -173,13 +147,3 @@ def _pairs(shape: MeshShape) -> list[tuple[int, int]]:
         return every
     rings = [ranks for axis in shape.axes for ranks in shape.groups(axis) if len(ranks) > 1]
     return sorted({(min(pair), max(pair)) for ranks in rings for pair in pairwise((*ranks, ranks[0]))})
-
-
-def outliers(seconds: Mapping[tuple, Sequence[float]], factor: float) -> dict[tuple, str]:
-    """Those whose lower quartile is above `factor` times the middle of the others; how slow they are, in words."""
-    middles, slow = {key: median(values) for key, values in seconds.items()}, {}
-    for key, values in seconds.items():
-        others = [middle for other, middle in middles.items() if other != key]
-        if len(others) > 1 and quantiles(values, n=4)[0] > factor * median_low(others):
-            slow[key] = f"{middles[key] * 1e3:.3g} ms, and {median_low(others) * 1e3:.3g} ms elsewhere"
-    return slow

@@ -30,12 +30,14 @@ SUSPECT = {
     "TORCH_NCCL_ASYNC_ERROR_HANDLING=0": "a collective that hangs then never ends",
     "TORCH_DISTRIBUTED_DEBUG=DETAIL": "each collective then waits for a second one that checks it",
 }
+# The guide on NCCL_PROTO: on platforms that do not support it, LL128 can corrupt data. NCCL itself knows which do.
+CORRUPTS = "LL128"
 
 
 class Finding(NamedTuple):
     """Something that looks wrong, and at which ranks; a link has two."""
 
-    kind: str  # missing, connection, code, setting, clock, link, slow, hang, mismatch or died
+    kind: str  # missing, connection, code, setting, clock, link, slow, network, collective, hang, mismatch or died
     ranks: tuple[int, ...]
     text: str  # a sentence for a reader
 
@@ -69,7 +71,7 @@ def judge_settings(members: Mapping[int, Member]) -> list[Finding]:
     for name in sorted({name for settings in said.values() for name in settings} - {"interfaces"}):
         for together in of_host.values() if name in OF_A_HOST else [list(members)]:
             for ranks, its, usual in _odd({rank: said[rank].get(name) for rank in together}):
-                if f"{name}={its}" in SUSPECT:
+                if f"{name}={its}" in SUSPECT or name == "NCCL_PROTO" and _forces_ll128(its):
                     continue  # below
                 text = f"{name} is {its or 'not set'} on {named_ranks(ranks)}, and {usual or 'not set'} on the others"
                 findings.append(Finding("setting", ranks, f"{text}: start all with the same"))
@@ -77,6 +79,12 @@ def judge_settings(members: Mapping[int, Member]) -> list[Finding]:
         name, value = setting.split("=")
         if ranks := tuple(rank for rank, settings in said.items() if settings.get(name, "").upper() == value):
             findings.append(Finding("setting", ranks, f"{setting} on {named_ranks(ranks)}: {why}; unset it"))
+    if forced := tuple(rank for rank, settings in said.items() if _forces_ll128(settings.get("NCCL_PROTO"))):
+        text = (
+            f"NCCL_PROTO={said[forced[0]]['NCCL_PROTO']} on {named_ranks(forced)}: where the GPUs or the network do"
+        )
+        text += " not support LL128 this corrupts data, and NCCL uses it by itself where they do; unset it"
+        findings.append(Finding("setting", forced, text))
     for ranks in of_host.values():
         threads, cores = sum(int(said[rank].get("threads", 1)) for rank in ranks), int(said[ranks[0]].get("cores", 1))
         if len(ranks) < threads > cores:
@@ -92,6 +100,12 @@ def judge_settings(members: Mapping[int, Member]) -> list[Finding]:
             text = f"{name} is {value} on rank {rank}, and {members[rank].host} has no such network interface"
             findings.append(Finding("setting", (rank,), f"{text}: name one of {', '.join(here)}"))
     return findings
+
+
+def _forces_ll128(value: str | None) -> bool:
+    """Whether a value of NCCL_PROTO asks for LL128: a list of protocols, or with ^ those to exclude."""
+    wanted = (value or "").upper().replace(" ", "")
+    return not wanted.startswith("^") and CORRUPTS in wanted.split(",")
 
 
 def _odd(values: Mapping[int, object]) -> list[tuple[tuple[int, ...], object, object]]:

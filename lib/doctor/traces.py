@@ -7,7 +7,7 @@ ranks, the page names that; if it is much, there is no verdict.
 from collections.abc import Iterator, Sequence
 from statistics import median
 
-from lib.doctor.page import aligned
+from lib.doctor.page import aligned, counted
 from lib.doctor.settings import Finding
 from lib.kineto import Recording, exposed_s, length_s, matched, waits_s
 from lib.kineto.calls import RecordedCall
@@ -110,10 +110,6 @@ def not_seen(trace: Recording) -> list[str]:
     return reasons + (_without_partner(trace) if _rank_without_enough(trace) else [])
 
 
-def _counted(n: int, what: str) -> str:
-    return f"{n} {what}" if n == 1 else f"{n} {what}s"
-
-
 def _named(ranks: Sequence[int]) -> str:
     """Ranks in words; of many in a row, the first and the last."""
     if len(ranks) > 3 and [*ranks] == [*range(ranks[0], ranks[-1] + 1)]:
@@ -141,7 +137,7 @@ def _without_partner(trace: Recording) -> list[str]:
     for why, of in trace.pairs.without.items():
         ranks = sorted(rank for rank, n in of.items() if n)
         if ranks:
-            lines.append(f"{_counted(sum(of.values()), 'call')} of {_named(ranks)}: they {why}")
+            lines.append(f"{counted(sum(of.values()), 'call')} of {_named(ranks)}: they {why}")
     return lines
 
 
@@ -149,9 +145,9 @@ def looked_at(trace: Recording) -> str:
     """What the verdict is about, in a sentence."""
     parts = []
     if n := len(trace.pairs.together):
-        parts.append(_counted(n, "collective"))
+        parts.append(counted(n, "collective"))
     if n := len(trace.pairs.messages):
-        parts.append(_counted(n, "message"))
+        parts.append(counted(n, "message"))
     text = " and ".join(parts) or "no call"
     ranks = [rank for rank, n in _compared(trace).items() if n]
     text = f"compared: {text}" + (f" of {_named(ranks)}" if ranks else "")

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
-from lib.cost.hardware import DEVICES, Device
+from lib.cost.hardware import GPUS, Device
 from lib.cost.models import PRESETS, known
 from lib.cost.sizes import LLAMA, MODELS, RECIPES, ModelShape, Recipe, train_flops
 from lib.layout import whole_number
@@ -179,7 +179,6 @@ class Layout4D(NamedTuple):
 
 _NAMES = {"llama-7b": "7B", "llama-13b": "13B", "llama-70b": "70B", "gpt-175b": "175B", "llama-405b": "405B"}
 PRESET_MODELS: dict[str, ModelShape] = {name: MODELS[short] for name, short in _NAMES.items()} | PRESETS
-GPUS: dict[str, Device] = {name.split()[0].lower(): device for name, device in DEVICES.items()}
 
 CALIBRATED = {"a100": "Korthikanti 175B selective", "h100": "Llama 3 405B 8,192 GPUs"}  # rows, predicted exactly
 # Of the peak: by matmuls, by fused attention. The H100 of 500 W is calibrated on torchtitan's compiled 8B.

@@ -45,6 +45,14 @@ def test_an_examination(tmp_path, capsys):
     assert "<li>the link &lt;0&gt;</li>" in page and "Slow: rank 1." in page and "looks wrong" in page
 
 
+def test_the_table_of_the_terminal_and_what_was_not_judged(tmp_path, capsys):
+    text = "from \\ to    0    1\n   <0>    ·  600\nnot judged: rank speeds: busy machine"
+    page = page_of(tmp_path, found(page=text, not_judged=["rank speeds: busy machine <vm>"]), capsys)
+    assert "<pre>from \\ to    0    1\n   &lt;0&gt;    ·  600\n" in page
+    assert "<li>rank speeds: busy machine &lt;vm&gt;</li>" in page and "No rank is slow" not in page
+    assert "There was nothing to compare." in page_of(tmp_path, found(exit_code=2), capsys)
+
+
 def test_an_examination_that_ended_before_it_measured(tmp_path, capsys):
     hang = {"ranks": [], "findings": [{"kind": "hang", "ranks": [1], "text": "the others wait for rank 1"}]}
     page = page_of(tmp_path, hang, capsys)

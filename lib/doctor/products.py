@@ -1,0 +1,180 @@
+"""How fast each rank multiplies for some seconds, and what kept it from its processor meanwhile.
+
+The problem: a container's CPU quota stops a rank for 60 of each 100 ms. In twelve rounds of a millisecond most are
+undisturbed, so the quickest quarter of them never shows it. The sum of some seconds does; but it is as large where
+other programs take the processor, and a busy machine is no fault of a rank.
+The idea: the kernel counts both (`counters.py`), so what a rank loses can be divided:
+
+    wall clock  =  ran  +  waited (it was ready, and others had its processor)  +  stood (stopped, asleep, throttled)
+
+A rank that stood is slow, on a quiet machine and on a busy one. Where ranks waited, the machine is busy, and their
+speeds are not compared. (What a quota takes, the kernel counts as waiting, too. It is told apart by the file `cpu.stat`
+of the cgroup; or, where that cannot be read, by processors that were idle while the rank waited for one.)
+"""
+
+import os
+import socket
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from lib import comm
+from lib.doctor.counters import Counters
+from lib.launch import device, done_s
+from lib.mesh import Group
+
+TURN_S, LEAST_TURN_S, ALL_TURNS_S = 2.0, 0.25, 4.0  # of a turn; of all turns, where ranks take turns
+SLICE_S = 0.05  # between two looks at the kernel's counters
+MOSTLY = 0.75  # of a wait in which a processor was idle: then no other program is the reason
+BUSY = 0.15  # of the time that others had the processor
+WIDTH = {"cpu": 256, "cuda": 8192}  # of the matrices
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What one rank did in its turn.
+
+    Args:
+        wall_s: seconds of the turn.
+        cpu_s: in which its main thread ran.
+        waited_s: in which it was ready, and others had its processor; None where the system does not say.
+        throttled_s: in which a CPU quota held it back.
+        flops: floating-point operations per second of the turn.
+        load: programs of its machine that were ready to run, the mean of a minute.
+        cores: that it may use.
+        alone: whether it had a turn of its own, because its machine has fewer cores than the ranks have threads.
+        on_gpu: whether a GPU multiplied; then the times of the processor say nothing.
+    """
+
+    wall_s: float
+    cpu_s: float
+    waited_s: float | None
+    throttled_s: float
+    flops: float
+    load: float = 0.0
+    cores: int = 1
+    alone: bool = False
+    on_gpu: bool = False
+
+    @property
+    def stood_s(self) -> float:
+        """Seconds in which it did not run, though no other program had its processor; 0 where that cannot be seen."""
+        if self.on_gpu or self.waited_s is None:
+            return 0.0
+        return max(0.0, self.wall_s - self.cpu_s - self.waited_s)
+
+    @property
+    def speed(self) -> float:
+        """Operations per second: of a GPU per second of the turn, of a processor per second that it ran."""
+        return self.flops if self.on_gpu else self.flops * self.wall_s / max(self.cpu_s, 1e-3)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether others took so much of its processor that its speed says little."""
+        if self.on_gpu:
+            return False
+        if self.waited_s is None:
+            return self.load > self.cores
+        return self.waited_s > BUSY * self.wall_s
+
+
+class Place(NamedTuple):
+    """Where a rank computes; ranks in different containers of one machine share a kernel."""
+
+    kernel: str
+    cores: tuple[int, ...]
+    threads: int
+
+
+def multiply_in_turns(world: Group) -> dict[int, Ran]:
+    """Multiply on all ranks for some seconds; all call it, and get rank → how it ran.
+
+    All at the same time, as in training; one after the other on a machine with fewer cores than its ranks have threads.
+    """
+    here = Place(_kernel(), _cores(), torch.get_num_threads())
+    places = from_all_ranks(world, here)
+    kind = device().type
+    turns = [0] * world.size if kind == "cuda" else turns_of(places)
+    seconds = min(TURN_S, max(LEAST_TURN_S, ALL_TURNS_S / (max(turns) + 1)))
+    for turn in range(max(turns) + 1):
+        comm.barrier(world)
+        if turns[world.rank] == turn:
+            ran = _multiply_on_gpu(seconds) if kind == "cuda" else _multiply(seconds, here, alone=max(turns) > 0)
+    comm.barrier(world)
+    return dict(enumerate(from_all_ranks(world, ran)))
+
+
+def turns_of(places: Sequence[Place]) -> list[int]:
+    """The turn of each rank: the first for all of a machine that has a core for each of their threads."""
+    turns = []
+    for rank, place in enumerate(places):
+        mates = [mate for mate, its in enumerate(places) if its.kernel == place.kernel]
+        cores = {core for mate in mates for core in places[mate].cores}
+        threads = sum(places[mate].threads for mate in mates)
+        turns.append(mates.index(rank) if threads > len(cores) else 0)
+    return turns
+
+
+def _multiply(seconds: float, here: Place, alone: bool) -> Ran:
+    """Multiply on the processor, and look at the kernel's counters between slices."""
+    matrix, times = torch.ones(WIDTH["cpu"], WIDTH["cpu"]), 0
+    first = last = Counters.now(here.cores, here.threads)
+    quota_s = 0.0  # ready, while a processor had nothing to do
+    while last.wall_s - first.wall_s < seconds:
+        until_s = time.perf_counter() + SLICE_S
+        while time.perf_counter() < until_s:
+            matrix @ matrix
+            times += 1
+        now = Counters.now(here.cores, here.threads)
+        if now.idle_s - last.idle_s > MOSTLY * (now.ready_s - last.ready_s):
+            quota_s += now.ready_s - last.ready_s
+        last = now
+    wall_s, cpu_s, ready_s = last.wall_s - first.wall_s, last.cpu_s - first.cpu_s, last.ready_s - first.ready_s
+    throttled_s = min(ready_s, max(quota_s, last.throttled_s - first.throttled_s))
+    waited_s = ready_s - throttled_s + last.stolen_s - first.stolen_s if first.is_told else None
+    flops = 2 * WIDTH["cpu"] ** 3 * times / wall_s
+    return Ran(wall_s, cpu_s, waited_s, throttled_s, flops, _load(), len(here.cores), alone)
+
+
+def _multiply_on_gpu(seconds: float) -> Ran:
+    """Multiply on the GPU, in the 16 bit of training; random numbers, because equal ones draw less power."""
+    matrix = torch.randn(WIDTH["cuda"], WIDTH["cuda"], device=device(), dtype=torch.bfloat16)
+    matrix @ matrix  # the first product loads the library
+    began_s, times = done_s(), 0
+    while done_s() - began_s < seconds:
+        for _ in range(10):
+            matrix @ matrix
+        times += 10
+    wall_s = done_s() - began_s
+    return Ran(wall_s, 0.0, None, 0.0, 2 * WIDTH["cuda"] ** 3 * times / wall_s, _load(), on_gpu=True)
+
+
+def from_all_ranks(world: Group, mine: object) -> list:
+    """What each rank gives, in rank order."""
+    every = [mine] * world.size
+    if world.size > 1:
+        dist.all_gather_object(every, mine)
+    return every
+
+
+def _cores() -> tuple[int, ...]:
+    """The numbers of the processors on which this process may run."""
+    some = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+    return tuple(some)
+
+
+def _kernel() -> str:
+    """What tells this machine's kernel from all others; containers of one machine have the same."""
+    with suppress(OSError):
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return socket.gethostname()
+
+
+def _load() -> float:
+    return os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
