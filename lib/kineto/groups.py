@@ -20,7 +20,7 @@ from lib.kineto.names import ONE_SIDED, PEER_TO_PEER
 Ranks = tuple[int, ...]
 
 
-def grouped(files: Sequence[File], calls: Mapping[int, list[RecordedCall]]) -> dict[int, list[RecordedCall]]:
+def with_groups(files: Sequence[File], calls: Mapping[int, list[RecordedCall]]) -> dict[int, list[RecordedCall]]:
     """The calls of each rank with their group, in words that are equal on all ranks; "" if it cannot be known.
 
     Files of all ranks without any list of groups are taken to have one: `pair_calls` sees whether that fits.

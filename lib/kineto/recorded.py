@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from lib.kineto.calls import RecordedCall, calls_of, spans_of
 from lib.kineto.files import File, read_file, read_json, with_ranks
-from lib.kineto.groups import grouped
+from lib.kineto.groups import with_groups
 from lib.kineto.idle import idle_s, not_recorded
 from lib.kineto.ours import is_ours, read_ours
 from lib.kineto.pairing import Pairs, moved, pair_calls
@@ -102,7 +102,7 @@ def _of_profiler(files: Sequence[File]) -> Recording:
         calls[file.rank] += its_calls
         spans[file.rank] += its_spans
     firsts = {file.rank: file for file in reversed(files)}  # of several of a rank, any names its groups
-    calls = grouped([*firsts.values()], calls)
+    calls = with_groups([*firsts.values()], calls)
     pairs = pair_calls(calls, {rank: file.host for rank, file in sorted(firsts.items())})
     found = _recording(calls, spans, windows, pairs)
     found.world = max(file.least_world for file in files)
