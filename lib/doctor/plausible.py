@@ -148,7 +148,7 @@ def _slowest(where: str, slow: Speeds, among: int) -> str:
 
 
 def _part(speed: float, of: float) -> str:
-    """How much of a speed another is: `40 %`, or `0.004 %`."""
+    """A speed as a share of a second one: `40 %`, or `0.004 %`."""
     return f"{100 * speed / of:.2g} %"
 
 
