@@ -55,7 +55,7 @@ def _slow(trace: Recording) -> dict[int, float]:
     awaited = {rank: max(s for (_, last), s in waits.items() if last == rank) for _, rank in waits}
     awaited = {rank: awaited[rank] for rank in sorted(awaited) if awaited[rank] > least_s}
     longer_s = _longer_s(trace)
-    longer = {rank: s for rank, s in awaited.items() if longer_s[rank] > least_s / 2}
+    longer = {rank: s for rank, s in awaited.items() if longer_s[rank] > least_s}
     return longer or ({} if trace.pairs.messages else awaited)
 
 
