@@ -291,3 +291,9 @@ def test_a_finding_counts_if_a_second_measurement_has_it():
     first = Judgement([Finding("slow", (1,), "a"), Finding("link", (0, 1), "b")], ["c"])
     again = Judgement([Finding("slow", (1,), "d"), Finding("slow", (2,), "e")], ["f"])
     assert first.confirmed_by(again) == Judgement([Finding("slow", (1,), "d")], ["f"])
+
+
+def test_a_rank_that_is_slow_in_two_ways_is_one_finding():
+    judgement = Judgement([Finding("slow", (1,), "it stood still")])
+    judgement.add(Judgement([Finding("slow", (1,), "its matmuls take long"), Finding("slow", (2,), "so do these")]))
+    assert [one.text for one in judgement.findings] == ["it stood still", "so do these"]
