@@ -50,7 +50,9 @@ DEVICES = {
     "B200 180 GB": Device(180e9, 2250e12, 8.0e12, 900e9, 50e9, 1745e12, _TABLES),
 }
 
-GPUS: dict[str, Device] = {name.split()[0].lower(): device for name, device in DEVICES.items()}  # as options name them
+GPUS: dict[str, Device] = {
+    name.split()[0].lower(): device for name, device in DEVICES.items()
+}  # as options name them
 
 BYTES = {"GB": 1e9, "GiB": 2**30, "TB": 1e12}
 SPEEDS = BYTES | {"Gb": 1e9 / 8, "Gbit": 1e9 / 8, "Tb": 1e12 / 8}
