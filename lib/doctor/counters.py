@@ -26,6 +26,7 @@ class Counters:
         cpu_s: in which this thread ran.
         ready_s: in which this thread waited for a processor; if several compute, the sum of all threads.
         throttled_s: in which a CPU quota held processes of its cgroups back.
+        throttled_periods: in which a quota was used up, of `periods`, mostly of 0.1 s.
         idle_s: in which its processors had nothing to do, the sum of all.
         stolen_s: in which another virtual machine had its processors, the mean of all.
         is_told: whether the system counts `ready_s`.
@@ -35,6 +36,8 @@ class Counters:
     cpu_s: float
     ready_s: float
     throttled_s: float
+    throttled_periods: int
+    periods: int
     idle_s: float
     stolen_s: float
     is_told: bool
@@ -50,7 +53,7 @@ class Counters:
         ready_s = _ready_s(threads)
         idle_s, stolen_s = _idle_and_stolen_s(cores)
         wall_s, cpu_s = time.perf_counter(), time.thread_time()
-        return cls(wall_s, cpu_s, ready_s or 0.0, _throttled_s(), idle_s, stolen_s, ready_s is not None)
+        return cls(wall_s, cpu_s, ready_s or 0.0, *_quotas(), idle_s, stolen_s, ready_s is not None)
 
 
 def _ready_s(threads: int) -> float | None:
@@ -78,9 +81,10 @@ def _idle_and_stolen_s(cores: Collection[int]) -> tuple[float, float]:
     return idle * TICK_S, stolen * TICK_S / max(1, len(cores))
 
 
-def _throttled_s() -> float:
-    """Seconds in which CPU quotas held back this process's cgroups, and those around them."""
-    seconds = 0.0
+def _quotas() -> tuple[float, int, int]:
+    """What CPU quotas did to this process's cgroups, and those around them: seconds of throttling, periods in which a
+    quota was used up, and all periods."""
+    every = [(0.0, 0, 0)]
     with suppress(OSError, ValueError):
         for line in Path("/proc/self/cgroup").read_text().splitlines():
             _, controllers, name = line.split(":", 2)
@@ -88,13 +92,15 @@ def _throttled_s() -> float:
                 continue
             root = CGROUPS / "cpu" if controllers else CGROUPS  # version 1, or version 2
             group = PurePosixPath(name)
-            seconds += sum(map(_throttled_of, {root / str(one).lstrip("/") for one in (group, *group.parents)}))
-    return seconds
+            every += map(_quota_of, {root / str(one).lstrip("/") for one in (group, *group.parents)})
+    seconds, used_up, periods = zip(*every, strict=True)
+    return sum(seconds), sum(used_up), max(periods)
 
 
-def _throttled_of(folder: Path) -> float:
-    """What the file of one cgroup says; 0 where there is none."""
+def _quota_of(folder: Path) -> tuple[float, int, int]:
+    """What the file of one cgroup says; zeros where there is none."""
     with suppress(OSError, ValueError):
         said = dict(line.split() for line in (folder / "cpu.stat").read_text().splitlines())
-        return int(said.get("throttled_usec", 0)) / 1e6 + int(said.get("throttled_time", 0)) / 1e9
-    return 0.0
+        seconds = int(said.get("throttled_usec", 0)) / 1e6 + int(said.get("throttled_time", 0)) / 1e9
+        return seconds, int(said.get("nr_throttled", 0)), int(said.get("nr_periods", 0))
+    return 0.0, 0, 0

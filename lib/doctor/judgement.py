@@ -13,8 +13,9 @@ class Judgement:
     not_judged: list[str] = field(default_factory=list)
 
     def add(self, other: "Judgement") -> None:
-        """Take over what another judgement found."""
-        self.findings += other.findings
+        """Take over what another judgement found, but no second sentence on the same ranks with the same fault."""
+        seen = {(finding.kind, finding.ranks) for finding in self.findings}
+        self.findings += [one for one in other.findings if (one.kind, one.ranks) not in seen]
         self.not_judged += other.not_judged
 
     def confirmed_by(self, again: "Judgement") -> "Judgement":

@@ -134,8 +134,8 @@ def _judged(
     measured: Measurement, members: Sequence[Member], transports: Mapping[int, Transport], expected: Expected
 ) -> Judgement:
     """All judgements of one measurement."""
-    judgement = Judgement(measured.judge(members))
-    judgement.add(judge_ranks(measured.ran, members, expected))
+    judgement = judge_ranks(measured.ran, members, expected)
+    judgement.add(Judgement(measured.judge(members)))
     judgement.add(judge_links(measured, members, transports, expected))
     judgement.add(judge_collectives(measured))
     return judgement

@@ -135,7 +135,7 @@ class Examination:
 
     def _products_title(self) -> str:
         ran = [*self.measured.ran.values()]
-        how = "one rank after the other" if any(one.alone for one in ran) else "all ranks at the same time"
+        how = "all ranks at the same time" if ran[0].on_gpu else "in turns, half of the cores at a time"
         return f"products for {ran[0].wall_s:.1f} s, {how}"
 
     def _products(self) -> Iterator[tuple]:

@@ -71,7 +71,7 @@ def compared_with(expected: Expected, members: Sequence[Member]) -> str:
 def judge_collectives(measured: Measurement) -> Judgement:
     """All-reduces that take much longer than a ring of their slowest link."""
     judgement = Judgement()
-    shared = [rank for rank, ran in measured.ran.items() if ran.alone or ran.is_busy]
+    shared = [rank for rank, ran in measured.ran.items() if ran.crowded or ran.is_busy]
     far: dict[str, list[tuple[float, str, tuple[int, ...]]]] = {}
     for (axis, ranks), s in measured.good("all_reduce").items():
         model_s = measured.model_s(ranks)
@@ -87,7 +87,7 @@ def judge_collectives(measured: Measurement) -> Judgement:
     if shared and measured.of("all_reduce"):
         why = (
             "they have fewer cores than threads"
-            if any(measured.ran[rank].alone for rank in shared)
+            if any(measured.ran[rank].crowded for rank in shared)
             else "busy machine"
         )
         judgement.not_judged.append(f"collectives of {named_ranks(shared)} beside their formula: {why}")

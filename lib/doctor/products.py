@@ -9,7 +9,8 @@ The idea: the kernel counts both (`counters.py`), so what a rank loses can be di
 
 A rank that stood is slow, on a quiet machine and on a busy one. Where ranks waited, the machine is busy, and their
 speeds are not compared. (What a quota takes, the kernel counts as waiting, too. It is told apart by the file `cpu.stat`
-of the cgroup; or, where that cannot be read, by processors that were idle while the rank waited for one.)
+of the cgroup, which counts how often a quota was used up; or, where that cannot be read, by processors that were idle
+while the rank waited for one.)
 """
 
 import os
@@ -17,7 +18,7 @@ import socket
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -31,7 +32,7 @@ from lib.mesh import Group
 
 TURN_S, LEAST_TURN_S, ALL_TURNS_S = 2.0, 0.25, 4.0  # of a turn; of all turns, where ranks take turns
 SLICE_S = 0.05  # between two looks at the kernel's counters
-MOSTLY = 0.75  # of a wait in which a processor was idle: then no other program is the reason
+MOSTLY = 0.75  # of a wait a processor was idle, or of the periods of a quota it was used up: no program is the reason
 BUSY = 0.15  # of the time that others had the processor
 WIDTH = {"cpu": 256, "cuda": 8192}  # of the matrices
 
@@ -48,7 +49,7 @@ class Ran:
         flops: floating-point operations per second of the turn.
         load: programs of its machine that were ready to run, the mean of a minute.
         cores: that it may use.
-        alone: whether it had a turn of its own, because its machine has fewer cores than the ranks have threads.
+        crowded: whether its machine has fewer cores than its ranks have threads.
         on_gpu: whether a GPU multiplied; then the times of the processor say nothing.
     """
 
@@ -59,7 +60,7 @@ class Ran:
     flops: float
     load: float = 0.0
     cores: int = 1
-    alone: bool = False
+    crowded: bool = False
     on_gpu: bool = False
 
     @property
@@ -95,7 +96,7 @@ class Place(NamedTuple):
 def multiply_in_turns(world: Group) -> dict[int, Ran]:
     """Multiply on all ranks for some seconds; all call it, and get rank → how it ran.
 
-    All at the same time, as in training; one after the other on a machine with fewer cores than its ranks have threads.
+    GPUs all at the same time, as in training; processors in turns.
     """
     here = Place(_kernel(), _cores(), torch.get_num_threads())
     places = from_all_ranks(world, here)
@@ -105,23 +106,40 @@ def multiply_in_turns(world: Group) -> dict[int, Ran]:
     for turn in range(max(turns) + 1):
         comm.barrier(world)
         if turns[world.rank] == turn:
-            ran = _multiply_on_gpu(seconds) if kind == "cuda" else _multiply(seconds, here, alone=max(turns) > 0)
+            ran = _multiply_on_gpu(seconds) if kind == "cuda" else _multiply(seconds, here)
     comm.barrier(world)
+    ran = replace(ran, crowded=kind == "cpu" and is_crowded(places, world.rank))
     return dict(enumerate(from_all_ranks(world, ran)))
 
 
 def turns_of(places: Sequence[Place]) -> list[int]:
-    """The turn of each rank: the first for all of a machine that has a core for each of their threads."""
+    """The turn of each rank: as many of a machine at the same time as need half of its cores, so that others are free.
+
+    Then a rank that waits for a processor while others are idle waits for its quota, and not for a program.
+    """
     turns = []
-    for rank, place in enumerate(places):
-        mates = [mate for mate, its in enumerate(places) if its.kernel == place.kernel]
-        cores = {core for mate in mates for core in places[mate].cores}
-        threads = sum(places[mate].threads for mate in mates)
-        turns.append(mates.index(rank) if threads > len(cores) else 0)
+    for rank in range(len(places)):
+        mates = _mates(places, rank)
+        at_once = max(1, len(_cores_of(places, mates)) // 2 // max(places[mate].threads for mate in mates))
+        turns.append(mates.index(rank) // at_once)
     return turns
 
 
-def _multiply(seconds: float, here: Place, alone: bool) -> Ran:
+def is_crowded(places: Sequence[Place], rank: int) -> bool:
+    """Whether the machine of a rank has fewer cores than its ranks have threads."""
+    mates = _mates(places, rank)
+    return sum(places[mate].threads for mate in mates) > len(_cores_of(places, mates))
+
+
+def _mates(places: Sequence[Place], rank: int) -> list[int]:
+    return [mate for mate, place in enumerate(places) if place.kernel == places[rank].kernel]
+
+
+def _cores_of(places: Sequence[Place], ranks: Sequence[int]) -> set[int]:
+    return {core for rank in ranks for core in places[rank].cores}
+
+
+def _multiply(seconds: float, here: Place) -> Ran:
     """Multiply on the processor, and look at the kernel's counters between slices."""
     matrix, times = torch.ones(WIDTH["cpu"], WIDTH["cpu"]), 0
     first = last = Counters.now(here.cores, here.threads)
@@ -137,9 +155,11 @@ def _multiply(seconds: float, here: Place, alone: bool) -> Ran:
         last = now
     wall_s, cpu_s, ready_s = last.wall_s - first.wall_s, last.cpu_s - first.cpu_s, last.ready_s - first.ready_s
     throttled_s = min(ready_s, max(quota_s, last.throttled_s - first.throttled_s))
+    if last.throttled_periods - first.throttled_periods > MOSTLY * (last.periods - first.periods):
+        throttled_s = ready_s  # whoever uses up its quota would have had a processor for longer
     waited_s = ready_s - throttled_s + last.stolen_s - first.stolen_s if first.is_told else None
     flops = 2 * WIDTH["cpu"] ** 3 * times / wall_s
-    return Ran(wall_s, cpu_s, waited_s, throttled_s, flops, _load(), len(here.cores), alone)
+    return Ran(wall_s, cpu_s, waited_s, throttled_s, flops, _load(), len(here.cores))
 
 
 def _multiply_on_gpu(seconds: float) -> Ran:

@@ -12,7 +12,7 @@ from lib.doctor.judgement import Judgement
 from lib.doctor.measurement import Measurement
 from lib.doctor.page import Examination, tell
 from lib.doctor.plausible import judge_collectives, judge_links
-from lib.doctor.products import Place, Ran, turns_of
+from lib.doctor.products import Place, Ran, is_crowded, turns_of
 from lib.doctor.ranks import judge_ranks
 from lib.doctor.settings import Finding
 from lib.doctor.transport import Transport
@@ -118,7 +118,7 @@ def test_a_collective_far_above_its_formula():
     (found,) = judged(5).findings
     assert found.kind == "collective" and found.ranks == (0, 1, 2, 3) and "5.0 times the" in found.text
     assert judged(2) == Judgement()
-    for ran, why in ((dataclasses.replace(GOOD, alone=True), "fewer cores"), (busy(), "busy machine")):
+    for ran, why in ((dataclasses.replace(GOOD, crowded=True), "fewer cores"), (busy(), "busy machine")):
         judgement = judged(5, ran=ran)
         assert not judgement.findings and why in judgement.not_judged[0]
 
@@ -183,23 +183,25 @@ def test_gpus_beside_the_table():
     assert found.ranks == (0, 1) and "compute on the CPU" in found.text
 
 
-def test_ranks_take_turns_where_they_share_cores():
+def test_ranks_take_turns_and_leave_half_of_the_cores():
     def turns(*places):
         return turns_of([Place(kernel, tuple(cores), threads) for kernel, cores, threads in places])
 
-    assert turns(("x", [0, 1], 1), ("x", [0, 1], 1)) == [0, 0]
-    assert turns(("x", [0, 1], 2), ("x", [0, 1], 2)) == [0, 1]
-    assert turns(*[("x", [0, 1], 1)] * 4) == [0, 1, 2, 3], "also in four containers"
-    assert turns(("x", [0], 1), ("x", [1], 1)) == [0, 0] and turns(("x", [0], 1), ("y", [0], 1)) == [0, 0]
+    assert turns(("x", [0, 1], 1), ("x", [0, 1], 1)) == [0, 1], "also in two containers"
+    assert turns(("x", [0, 1], 1), ("y", [0, 1], 1)) == [0, 0], "on two machines"
+    assert turns(("x", [0], 1), ("x", [1], 1), ("x", [2, 3], 1)) == [0, 0, 1]
+    assert turns(*[("x", range(8), 1)] * 8) == [0] * 4 + [1] * 4 and turns(*[("x", range(8), 4)] * 3) == [0, 1, 2]
+    eight = [Place("x", tuple(range(8)), 2)] * 4
+    assert not is_crowded(eight, 0) and is_crowded([*eight, eight[0]], 0)
 
 
 def test_a_quota_is_read_from_either_version_of_cgroups(tmp_path, monkeypatch):
     folder = tmp_path / "pod" / "one"
     folder.mkdir(parents=True)
     (folder / "cpu.stat").write_text("usage_usec 5\nnr_throttled 2\nthrottled_usec 1500000\n")
-    assert counters._throttled_of(folder) == 1.5 and counters._throttled_of(tmp_path) == 0.0
+    assert counters._quota_of(folder) == (1.5, 2, 0) and counters._quota_of(tmp_path) == (0.0, 0, 0)
     (folder / "cpu.stat").write_text("nr_periods 5\nnr_throttled 2\nthrottled_time 700000000\n")
-    assert counters._throttled_of(folder) == 0.7
+    assert counters._quota_of(folder) == (0.7, 2, 5)
 
 
 # ---- the way of the messages ----------------------------------------------------------------------------------------
@@ -289,3 +291,9 @@ def test_a_finding_counts_if_a_second_measurement_has_it():
     first = Judgement([Finding("slow", (1,), "a"), Finding("link", (0, 1), "b")], ["c"])
     again = Judgement([Finding("slow", (1,), "d"), Finding("slow", (2,), "e")], ["f"])
     assert first.confirmed_by(again) == Judgement([Finding("slow", (1,), "d")], ["f"])
+
+
+def test_a_rank_that_is_slow_in_two_ways_is_one_finding():
+    judgement = Judgement([Finding("slow", (1,), "it stood still")])
+    judgement.add(Judgement([Finding("slow", (1,), "its matmuls take long"), Finding("slow", (2,), "so do these")]))
+    assert [one.text for one in judgement.findings] == ["it stood still", "so do these"]

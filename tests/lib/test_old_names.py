@@ -27,6 +27,10 @@ OLD = {
     "lib.checkpoint.saver.on_signals": "lib.checkpoint.signals.on_signals",
     "lib.checkpoint.saver.pass_on": "lib.checkpoint.signals.pass_on",
     "lib.checkpoint.saver.passed_on": "lib.checkpoint.signals.passed_on",
+    "lib.doctor.links.Measurement": "lib.doctor.measurement.Measurement",
+    "lib.doctor.links.outliers": "lib.doctor.measurement.outliers",
+    "lib.doctor.exam.Impatient": "lib.doctor.impatient.Impatient",
+    "lib.planner.training.GPUS": "lib.cost.hardware.GPUS",
 }
 
 

@@ -54,8 +54,8 @@ def test_a_slow_cable_is_found_by_what_its_driver_says(hosts, tmp_path):
     hosts.limit("40mbit")
     codes, found = examined(hosts, tmp_path / "found.json")
     assert codes == [1, 1] and kinds_of(found) == [("network", (0, 1))]
-    said = r"(5|4.9\d) MB/s, 0.\d+ % of the 1.25 GB/s that the driver of cable0"
-    assert re.search(said, found["findings"][0]["text"])
+    says = r"it is (5|4.\d+) MB/s, 0.\d+ % of the 1.25 GB/s that the driver of cable0"
+    assert re.search(says, found["findings"][0]["text"])
     assert found["transport"][0]["over"] == "cable0 (10.77.0.1)"
     assert "gloo on rank 0: TCP over cable0 (10.77.0.1) (10 Gb/s by its driver)" in hosts.said("node0")
 
@@ -106,7 +106,7 @@ def test_a_rank_with_a_quota_that_sees_no_cgroup(hosts, tmp_path):
         codes = [one.wait(180) for one in both]
     found = json.loads(path.read_text(encoding="utf-8"))
     print(found["page"])
-    if any("busy machine" in what for what in found["not_judged"]):
+    if not found["findings"] and any("busy machine" in what for what in found["not_judged"]):
         pytest.skip("busy machine: it may use less than its quota")
     assert codes == [1, 1] and kinds_of(found) == [("slow", (1,))]
 
