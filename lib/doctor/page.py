@@ -27,10 +27,10 @@ class Examination:
         members: who came, in rank order; None for a rank that did not.
         backend: `gloo` or `nccl`.
         measured: None before it is.
-        not_judged: what no finding was looked for in, with the reason.
+        not_judged: the parts without a judgement, with the reason.
         began_s: `time.monotonic()` at the start.
         expected: how fast links and GPUs should be, as far as the reader said it.
-        transports: rank → what carries its messages; empty before that is known.
+        transports: rank → the carrier of its messages; empty before that is known.
     """
 
     members: Sequence[Member | None]
@@ -121,14 +121,14 @@ class Examination:
         return self.not_judged
 
     def _verdict(self) -> list[str]:
-        """The lines that say what was looked at, what was not, and what looks wrong."""
+        """The last lines: the parts that were examined, those that were not, and the findings."""
         lines = [f"looked at: {'; '.join(self._looked_at()) or 'nothing'}"]
         if self._has_links():
             lines.append(compared_with(self.expected, [member for member in self.members if member]))
-        lines += [f"not judged: {what}" for what in self._not_judged()]
+        lines += [f"not judged: {part}" for part in self._not_judged()]
         if self.exit_code == 2:
-            what = "what --expect says" if self._has_links() else "anything"
-            return [*lines, f"could not compare {what}: this is no verdict on the cluster"]
+            figures = "the figures of --expect" if self._has_links() else "anything"
+            return [*lines, f"could not compare {figures}: this is no verdict on the cluster"]
         if self._not_judged() and not self.findings:
             return [*lines, "nothing looks wrong in what was judged"]
         return lines + found_text(self.findings)
@@ -148,7 +148,7 @@ class Examination:
             yield str(rank), f"{ran.flops / 1e9:,.0f}", *("?" if unseen else f"{s / ran.wall_s:.0%}" for s in seconds)
 
     def _hosts(self) -> Iterator[tuple]:
-        """A row for each host: its ranks, and what the first of them says."""
+        """A row for each host: its ranks, and the settings of the first."""
         yield "host", "ranks", *(names := ("device", "cores", "threads", "torch")), "clock"
         for host in [*dict.fromkeys(member.host for member in self.members if member)][:MOST_ROWS]:
             its = [rank for rank, member in enumerate(self.members) if member and member.host == host]

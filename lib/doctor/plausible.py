@@ -148,7 +148,7 @@ def _slowest(where: str, slow: Speeds, among: int) -> str:
 
 
 def _part(speed: float, of: float) -> str:
-    """A speed as a share of a second one: `40 %`, or `0.004 %`."""
+    """What part of a speed one is: `40 %`, or `0.004 %`."""
     return f"{100 * speed / of:.2g} %"
 
 
