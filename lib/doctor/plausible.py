@@ -62,6 +62,8 @@ def compared_with(expected: Expected, members: Sequence[Member]) -> str:
         said.append(f"within a host with {speed_text(expected.within_Bps)} ({expected.gpu_said})")
     if said:
         return f"links compared with each other, {' and '.join(said)}: less than half is a finding"
+    if expected.between_Bps:
+        return "links compared only with each other: --expect is of those between hosts; use --gpu h100 within one"
     return (
         "links compared only with each other: nobody said how fast they should be; use --expect 400Gb (a link between "
         "hosts) or --gpu h100"

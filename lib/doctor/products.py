@@ -157,7 +157,9 @@ def _multiply(seconds: float, here: Place) -> Ran:
     throttled_s = min(ready_s, max(quota_s, last.throttled_s - first.throttled_s))
     if last.throttled_periods - first.throttled_periods > MOSTLY * (last.periods - first.periods):
         throttled_s = ready_s  # whoever uses up its quota would have had a processor for longer
-    waited_s = ready_s - throttled_s + last.stolen_s - first.stolen_s if first.is_told else None
+    waited_s = None
+    if first.is_told:  # of several threads, each may keep the main one waiting
+        waited_s = max(0.0, min(wall_s - cpu_s, ready_s - throttled_s + last.stolen_s - first.stolen_s))
     flops = 2 * WIDTH["cpu"] ** 3 * times / wall_s
     return Ran(wall_s, cpu_s, waited_s, throttled_s, flops, _load(), len(here.cores))
 

@@ -67,7 +67,7 @@ def _compare_expected(judgement: Judgement, ran: Mapping[int, Ran], expected: Ex
     if not expected.flops:
         return
     if no_gpu := tuple(rank for rank, its in ran.items() if not its.on_gpu):
-        text = f"{named_ranks(no_gpu)} compute on the CPU, and the reader says {expected.gpu_said}: torch sees no GPU"
+        text = f"{named_ranks(no_gpu)} compute on the CPU, and {expected.gpu_said} was given: torch sees no GPU"
         judgement.findings.append(Finding("slow", no_gpu, f"{text}; compare torch.version.cuda and nvidia-smi there"))
     slow = {
         rank: its.flops for rank, its in ran.items() if its.on_gpu and its.flops < LEAST_OF_EXPECTED * expected.flops

@@ -282,6 +282,7 @@ def test_the_verdict_says_what_it_looked_at_and_what_not():
     assert "links compared only with each other: nobody said how fast they should be; use --expect" in text
     text = report_of("aabb", "400Gb", None).page()
     assert "links compared with each other, between hosts with 50 GB/s (--expect 400Gb)" in text
+    assert "--expect is of those between hosts" in report_of("aaaa", "400Gb", None).page()
     ended = Examination(members("ab"), "gloo", findings=[Finding("hang", (1,), "they wait for rank 1")])
     assert "not judged: links, processors and collectives: the examination ended before" in ended.page()
     assert ended.exit_code == 1 and ended.data()["not_judged"]

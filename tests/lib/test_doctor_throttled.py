@@ -151,6 +151,8 @@ def test_five_beside_two_endless_loops(monkeypatch, say):
         for loop in loops:
             loop.kill()
             loop.wait()
-    say(f"{sum(bool(report.findings) for report in reports)} of 5 have a finding beside two endless loops")
-    assert not any(report.findings for report in reports), [report.findings for report in reports]
-    assert all(any("busy machine" in what for what in report.not_judged) for report in reports)
+    busy = sum(any("rank speeds: busy machine" in what for what in report.not_judged) for report in reports)
+    ill = sum(bool(report.findings) for report in reports)
+    say(f"{ill} of 5 have a finding beside two endless loops, and {busy} of 5 say that the machine is busy")
+    assert not ill, [report.findings for report in reports]
+    assert busy, "a system may favour the ranks in some"
