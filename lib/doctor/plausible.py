@@ -97,7 +97,7 @@ def judge_collectives(measured: Measurement) -> Judgement:
 
 
 def _compare_expected(judgement: Judgement, where: str, speeds: Speeds, expected: float, said: str) -> None:
-    """Add a finding for links below half of what the reader expects."""
+    """Add a finding for links below half of the expected speed."""
     slow = {pair: speed for pair, speed in speeds.items() if speed < LEAST_OF_EXPECTED * expected}
     if slow:
         text = f"{_slowest(where, slow, len(speeds))}, {_part(min(slow.values()), expected)} of the"
@@ -105,7 +105,7 @@ def _compare_expected(judgement: Judgement, where: str, speeds: Speeds, expected
 
 
 def _compare_driver(judgement: Judgement, speeds: Speeds, transports: Mapping[int, Transport]) -> bool:
-    """Add a finding for links far below what the driver of their interface says; whether any does say it."""
+    """Add a finding for links far below the speed that their driver says; return whether any driver says one."""
     said = {pair: min(transports[rank].Bps or 0.0 for rank in pair) for pair in speeds}
     least = {pair: min(driver_Bps, ONE_CONNECTION_BPS) / TIMES_OF_LIKES for pair, driver_Bps in said.items()}
     slow = {pair: speed for pair, speed in speeds.items() if speed < least[pair]}
