@@ -253,7 +253,7 @@ def _gradients(seen: Seen, alone: dict[str, Full], model: ParallelModel, max_nor
 
 
 def _compare(seen: Seen, alone: dict[str, Full], what: str, model: ParallelModel, of: Callable) -> None:
-    """Add up squares of what this rank owns, and of the same elements in one process if there is one."""
+    """Add up squares of the elements that this rank owns, and of the same in one process if there is one."""
     found: dict[str, list[float]] = {}
     if alone:
         rows = [(kind, ours, theirs, ours - theirs) for ours, theirs, kind in _pairs(model, alone[what], of)]

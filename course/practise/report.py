@@ -256,7 +256,7 @@ def _copies(layout: Layout, ranks: Sequence[Seen], axis: str) -> dict[str, float
 
 
 def _sent_and_planned(config: TrainConfig, ranks: Sequence[Seen]) -> dict[str, dict[str, float]]:
-    """The messages of a step, and those of the plan: of all ranks the one that is farthest from its plan."""
+    """The messages of a step, and the planned ones: of all ranks the one that is farthest from its plan."""
     plan = planned(config)
     found: dict[str, dict[str, float]] = {}
     for rank, seen in enumerate(ranks):
