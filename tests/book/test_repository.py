@@ -47,7 +47,7 @@ def repository():
 def texts() -> list[str]:
     """The files git has or would add; all but vendored ones and pictures."""
     names = tool("make_colab_zip").files()
-    return [one for one in names if "vendor/" not in one and not one.endswith((".png", ".woff"))]
+    return [one for one in names if "vendor/" not in one and not one.endswith((".png", ".woff", ".gz"))]
 
 
 # ---- the map and the table of contents ------------------------------------------------------------------------------

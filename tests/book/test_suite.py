@@ -32,6 +32,7 @@ def run_pytest(folder: Path, source: str, *options: str, insists: str = "1") -> 
     variables = os.environ | {
         "PYTHONPATH": os.pathsep.join([str(TESTS), str(TESTS.parent)]),
         "INSIST_ON_TIME": insists,
+        "PYTHONDONTWRITEBYTECODE": "1",  # of the next file of this size, in the same second, the old code would be run
     }
     done = subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True)
     return done.returncode, done.stdout + done.stderr

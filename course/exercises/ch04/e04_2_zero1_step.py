@@ -13,6 +13,7 @@ from course.check.listen import Heard, listen, raw
 
 SETTINGS = {"lr": 0.02, "betas": (0.8, 0.9), "eps": 0.1, "weight_decay": 0.1}  # with this eps a factor n shows
 STEPS = 4
+LEAST = 2e-6  # from a tie: ten times as far as the float32 weights of two right programs may differ
 ANEW = "weights after step 1 of another run, with an empty `kept`"
 STATE, CALLS = "kept", "calls"  # not judged: they identify mistakes
 FACTS = {"memory": AS_NEEDED, "what was sent": AS_NEEDED}
@@ -32,14 +33,14 @@ def inputs(generator, n):
         given = [{"weights": weights, "gradients": list(mine)} for mine in gradients.bfloat16()]
         right, rounded = masters(given), masters(given, torch.bfloat16)
         shows = any((a.bfloat16() != b.bfloat16()).any() for a, b in zip(right, rounded, strict=True))
-        if shows and all(distance_to_a_tie(w) > 1e-3 for w in right):
+        if shows and all(distance_to_a_tie(w) > LEAST for w in right):
             return given
 
 
 def distance_to_a_tie(x):
-    """Of the nearest element, in distances between two numbers of bfloat16."""
+    """Of the nearest element; a weight near zero is near a tie, because numbers of bfloat16 are dense there."""
     spacing = torch.exp2(x.abs().log2().floor() - 7)
-    return ((x.abs() / spacing) % 1 - 0.5).abs().min().item()
+    return (((x.abs() / spacing) % 1 - 0.5).abs() * spacing).min().item()
 
 
 def masters(given, of_moments=torch.float32):
