@@ -74,7 +74,11 @@ def test_the_question_is_the_first_sentence_and_may_stand_at_a_later_beat():
 @pytest.fixture
 def asked(opened):
     def open_at(made: Guess, **options):
-        return opened(f"<!doctype html><title>x</title>{made._repr_html_()}", "", **{"width": 800} | options)
+        return opened(
+            f"<!doctype html><meta charset='utf-8'><title>x</title>{made._repr_html_()}",
+            "",
+            **{"width": 800} | options,
+        )
 
     return open_at
 

@@ -109,7 +109,12 @@ def played(opened):
 
     def open_at(width: int = 800, **options):
         options = {"reduced_motion": "no-preference", **options}
-        page = opened(f"<!doctype html><title>x</title>{player(still=1)._repr_html_()}", "", width, **options)
+        page = opened(
+            f"<!doctype html><meta charset='utf-8'><title>x</title>{player(still=1)._repr_html_()}",
+            "",
+            width,
+            **options,
+        )
         page.clock.install()
         return page
 

@@ -21,7 +21,7 @@ def page(opened):
     figures += play_split_backward(2, 3)._repr_html_()
     style = f"<style>{css()} :root {{ --paper: #ffffff }}</style>"
     script = f"<script>{SCRIPT.read_text(encoding='utf-8')}</script>"
-    return opened(f"<!doctype html><title>Zero bubble</title>{style}{figures}{script}")
+    return opened(f"<!doctype html><meta charset='utf-8'><title>Zero bubble</title>{style}{figures}{script}")
 
 
 @pytest.mark.parametrize(("figure", "words"), [(0, "ZB-H1"), (1, "rank 1")])
