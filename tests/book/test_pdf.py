@@ -27,9 +27,7 @@ def test_all_pages_with_bookmarks_and_links(tmp_path, monkeypatch, capsys):
     for name, (title, text) in PAGES.items():
         page = tmp_path / "site" / f"{name}.html"
         page.parent.mkdir(parents=True, exist_ok=True)
-        page.write_text(
-            f"<!doctype html><meta charset='utf-8'><title>{title}</title>{SIDEBAR.format(links=links)}<h1>{title}</h1>{text}"
-        )
+        page.write_text(f"<!doctype html><title>{title}</title>{SIDEBAR.format(links=links)}<h1>{title}</h1>{text}")
     make_pdf.main(tmp_path / "site", tmp_path / "book.pdf")
     pdf = PdfReader(tmp_path / "book.pdf")
     said = capsys.readouterr().out.splitlines()
