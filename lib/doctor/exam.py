@@ -8,8 +8,7 @@ Whatever happens, the page shows what was known until then.
 from dataclasses import replace
 from pathlib import Path
 
-import torch.distributed as dist
-
+from lib import comm
 from lib.doctor.expected import Expected
 from lib.doctor.impatient import START_S, Impatient
 from lib.doctor.links import examine
@@ -35,9 +34,8 @@ KINDS = {
 
 def examined(world: Group, shape: MeshShape, expected: Expected | None = None) -> Examination:
     """Examine ranks of one machine; all call it, and all return the same."""
-    report = Examination([Member(settings=described())] * world.size, "gloo", expected=expected or Expected())
-    if world.size > 1:
-        dist.all_gather_object(report.members, report.members[world.rank])
+    report = Examination([None] * world.size, "gloo", expected=expected or Expected())
+    report.members = comm.all_gather_object(Member(settings=described()), world)
     report.findings += judge_settings(dict(enumerate(report.members)))
     _measure_into(report, world, shape, None)
     return report

@@ -18,7 +18,6 @@ from itertools import combinations, pairwise
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from lib import comm
@@ -26,7 +25,7 @@ from lib.doctor.expected import Expected
 from lib.doctor.judgement import Judgement
 from lib.doctor.measurement import Measurement, outliers  # noqa: F401 callers find both here
 from lib.doctor.plausible import judge_collectives, judge_links
-from lib.doctor.products import from_all_ranks, multiply_in_turns
+from lib.doctor.products import multiply_in_turns
 from lib.doctor.ranks import judge_ranks
 from lib.doctor.transport import Transport, transport_of_gloo, transport_of_nccl
 from lib.launch import device, done_s
@@ -48,7 +47,7 @@ def measure(world: Group, shape: MeshShape) -> Measurement:
         for key, seconds in bench.round().items() if i else ():  # in the first, connections are made
             bench.seconds[key].append(seconds)
     mine = dict(bench.seconds), {rank: min(seen)[1] for rank, seen in bench.clocks.items()}
-    dist.all_gather_object(every := [mine] * world.size, mine)
+    every = comm.all_gather_object(mine, world)
     seconds: dict[tuple, list[float]] = {}
     for key, values in (item for of_rank, _ in every for item in of_rank.items()):
         seconds[key] = [*map(max, seconds.get(key, values), values)]  # a group is done when its last rank is
@@ -122,7 +121,7 @@ def examine(
     """Measure, and again if something looks wrong; all ranks call this, and return the same."""
     first = replace(measure(world, shape), ran=multiply_in_turns(world))
     mine = transport_of_nccl(nccl_log) if device().type == "cuda" else transport_of_gloo()
-    transports = dict(enumerate(from_all_ranks(world, mine)))
+    transports = dict(enumerate(comm.all_gather_object(mine, world)))
     judgement = _judged(first, members, transports, expected)
     if not judgement.findings:
         return first, transports, judgement

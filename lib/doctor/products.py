@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-import torch.distributed as dist
 
 from lib import comm
 from lib.doctor.counters import Counters
@@ -99,7 +98,7 @@ def multiply_in_turns(world: Group) -> dict[int, Ran]:
     GPUs all at the same time, as in training; processors in turns.
     """
     here = Place(_kernel(), _cores(), torch.get_num_threads())
-    places = from_all_ranks(world, here)
+    places = comm.all_gather_object(here, world)
     kind = device().type
     turns = [0] * world.size if kind == "cuda" else turns_of(places)
     seconds = min(TURN_S, max(LEAST_TURN_S, ALL_TURNS_S / (max(turns) + 1)))
@@ -109,7 +108,7 @@ def multiply_in_turns(world: Group) -> dict[int, Ran]:
             ran = _multiply_on_gpu(seconds) if kind == "cuda" else _multiply(seconds, here)
     comm.barrier(world)
     ran = replace(ran, crowded=kind == "cpu" and is_crowded(places, world.rank))
-    return dict(enumerate(from_all_ranks(world, ran)))
+    return dict(enumerate(comm.all_gather_object(ran, world)))
 
 
 def turns_of(places: Sequence[Place]) -> list[int]:
@@ -175,14 +174,6 @@ def _multiply_on_gpu(seconds: float) -> Ran:
         times += 10
     wall_s = done_s() - began_s
     return Ran(wall_s, 0.0, None, 0.0, 2 * WIDTH["cuda"] ** 3 * times / wall_s, _load(), on_gpu=True)
-
-
-def from_all_ranks(world: Group, mine: object) -> list:
-    """What each rank gives, in rank order."""
-    every = [mine] * world.size
-    if world.size > 1:
-        dist.all_gather_object(every, mine)
-    return every
 
 
 def _cores() -> tuple[int, ...]:

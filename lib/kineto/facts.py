@@ -13,10 +13,10 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Mapping
 
 from lib.kineto.files import Event, File
-from lib.kineto.names import LAUNCH, kind_meant
+from lib.kineto.idle import launches_of
+from lib.kineto.names import kind_meant
 
 CALLS = ("record_param_comms", "c10d::", "nccl:")
 AROUND = 16  # calls that may lie within each other, before a launch
@@ -27,7 +27,7 @@ class Facts:
 
     def __init__(self, file: File) -> None:
         self._by_id = {e.args.get("External id"): e.args for e in file.events if "Collective name" in e.args}
-        self._launches = {e.args["correlation"]: e for e in file.events if e.category in LAUNCH and has_id(e)}
+        self._launches = launches_of(file)
         self._calls: dict[object, list[Event]] = defaultdict(list)
         for event in file.events:
             if event.name.startswith(CALLS):
@@ -58,8 +58,3 @@ class Facts:
             return dict(with_facts[0])
         named = next((call for call in around if kind_meant(call.name)), None)
         return {} if named is None else dict(named.args) | {"Collective name": named.name}
-
-
-def has_id(event: Event) -> bool:
-    """Whether an event can be linked with its kernel."""
-    return isinstance(event.args, Mapping) and "correlation" in event.args

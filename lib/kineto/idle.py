@@ -34,7 +34,7 @@ def idle_s(file: File) -> tuple[float, dict[str, float]]:
     if not any(event.category in KERNEL for event in work):
         return 0.0, {}
     busy = union((event.start_ns, event.end_ns) for event in work)
-    launches = {e.args["correlation"]: e for e in file.events if e.category in LAUNCH and "correlation" in e.args}
+    launches = launches_of(file)
     data, syncs = (
         union((e.start_ns, e.end_ns) for e in file.events if not on_gpu(e) and pattern.search(e.name))
         for pattern in (DATA, SYNC)
@@ -56,6 +56,11 @@ def idle_s(file: File) -> tuple[float, dict[str, float]]:
             cause = "launch"
         found[cause] += (end - start) / 1e9
     return (whole[1] - whole[0]) / 1e9, {cause: s for cause, s in found.items() if s > 0}
+
+
+def launches_of(file: File) -> dict[object, Event]:
+    """The number that links a kernel with its launch → the launch."""
+    return {e.args["correlation"]: e for e in file.events if e.category in LAUNCH and "correlation" in e.args}
 
 
 def not_recorded(file: File) -> int:
