@@ -32,9 +32,13 @@ CAUSE = {
 def judge_trace(trace: Recording) -> list[Finding]:
     """Ranks that the others wait for, GPUs without work, and the first collective whose ranks do not agree."""
     findings, whole_s = [], length_s(trace)
-    for rank, worst_s in _slow(trace).items():
-        text = f"others wait up to {worst_s * 1e3:.3g} ms for rank {rank}, {worst_s / whole_s:.0%} of the trace"
-        findings.append(Finding("slow", (rank,), f"{text}: {_why(trace, rank)}"))
+    for rank, (worst_s, longer_s) in _slow(trace).items():
+        text = f"others wait up to {worst_s * 1e3:.3g} ms for rank {rank}, {worst_s / whole_s:.0%} of the trace: "
+        if longer_s > 0:
+            text += f"outside of communication it takes {longer_s * 1e3:.3g} ms longer than the others"
+        else:
+            text += "it starts their collectives last"
+        findings.append(Finding("slow", (rank,), text))
     for rank, causes in trace.idle_s.items():
         whole_s, idle_s = trace.gpu_s[rank], sum(causes.values())
         if idle_s > IDLE * whole_s and not trace.not_recorded.get(rank):
@@ -45,8 +49,8 @@ def judge_trace(trace: Recording) -> list[Finding]:
     return findings + [finding for calls in matched(trace) if (finding := _mismatch(calls))][:1]
 
 
-def _slow(trace: Recording) -> dict[int, float]:
-    """Rank that others wait for → the longest such wait of one rank, in seconds.
+def _slow(trace: Recording) -> dict[int, tuple[float, float]]:
+    """Rank that others wait for → seconds of the longest such wait of one rank, and how much longer the rank takes.
 
     A rank that waits is late for its next call: of the awaited ranks, the slow ones take longer between their calls.
     Where none does, ranks take turns, or are the stages of a pipeline, where waits are normal.
@@ -56,14 +60,8 @@ def _slow(trace: Recording) -> dict[int, float]:
     awaited = {rank: awaited[rank] for rank in sorted(awaited) if awaited[rank] > least_s}
     longer_s = _longer_s(trace)
     longer = {rank: s for rank, s in awaited.items() if longer_s[rank] > least_s}
-    return longer or ({} if trace.pairs.messages else awaited)
-
-
-def _why(trace: Recording, rank: int) -> str:
-    longer_s = _longer_s(trace)[rank]
-    if longer_s > 0:
-        return f"outside of communication it takes {longer_s * 1e3:.3g} ms longer than the others"
-    return "it starts their collectives last"
+    slow = longer or ({} if trace.pairs.messages else awaited)
+    return {rank: (s, longer_s[rank]) for rank, s in slow.items()}
 
 
 def _longer_s(trace: Recording) -> dict[int, float]:
