@@ -123,8 +123,8 @@ def test_a_group_made_in_a_step_counts_and_one_that_a_step_ends_is_refused():
 
     sent = sum(sent_in_a_step(makes, 2))
     assert 2 * MESSAGE_BYTES < sent < 1.01 * 2 * MESSAGE_BYTES
-    # The first rank that says so exits, perhaps while the other is still in the barrier.
-    says = "the step closed 2 TCP sockets, whose count is lost: end its groups after it|closed its connections, as"
+    # The first rank that says so exits, perhaps while the other is still in the barrier; a socket may close late.
+    says = r"the step closed \d TCP sockets?, whose count is lost: end its groups after it|closed its connections, as"
     with pytest.raises(RankError, match=says):
         sent_in_a_step(ends, 2)
 
