@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from lib.doctor.numbers.links import loss_differs, of_buffers, of_data, of_norm, of_options, of_weights
 from lib.doctor.numbers.patterns import Pattern, Said, said_of
-from lib.doctor.numbers.recording import KINDS, Numbers
+from lib.doctor.numbers.recorded_numbers import KINDS, Numbers
 from lib.doctor.numbers.share import Share, Sides, shares
 from lib.doctor.numbers.side_by_side import Side, check_same_model, shared_names
 

@@ -108,18 +108,15 @@ def _badness(share: Share) -> float:
 
 def _hidden(found: Comparison) -> list[str]:
     """What rounding hides, as far as it is known."""
-    kinds = [kind for kind in ("gradients", "clipped") if kind in found.allowed]
-    if not kinds or found.allowed[kinds[0]] < 1e-8:
+    allowed = [found.allowed[kind] for kind in ("gradients", "clipped") if kind in found.allowed]
+    if not allowed or max(allowed) < 1e-8:
         return []
-    most = max(found.allowed[kind] for kind in kinds)
+    known, narrow = (
+        f"less than {max(allowed):.1g} of a gradient",
+        "sums in the type in which the program computes anyway",
+    )
+    how = f", {TIMES:.0f} times the rounding of one process"
     if found.exact is None:
-        return [
-            "",
-            f"hidden by rounding: a mistake that changes less than {UNKNOWN:.0%} of a gradient, sums in a narrower "
-            "type, and updates after step 1. One process in a wider type (--exact) shows how large rounding is",
-        ]
-    return [
-        "",
-        f"hidden by rounding: a mistake that changes less than {most:.1g} of a gradient ({TIMES:.0f} times the rounding "
-        "of one process), sums in the type in which the program computes anyway, and updates after step 1",
-    ]
+        known, narrow = f"less than {UNKNOWN:.0%} of a gradient", "sums in a narrower type"
+        how = "; one process in a wider type (--exact) shows how large rounding is"
+    return ["", f"hidden by rounding: {known}{how}; {narrow}; updates after step 1"]

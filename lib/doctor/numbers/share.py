@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lib.doctor.numbers.recording import Numbers
+from lib.doctor.numbers.recorded_numbers import Numbers
 from lib.doctor.numbers.side_by_side import Held, Side
 
 TIMES = 5.0  # a layout may be so many times as far from the exact step as one process is
@@ -92,7 +92,7 @@ def shares(sides: Sides, kind: str) -> tuple[list[Share], list[str]]:
     truth, found, unseen = sides.right.vectors(kind), [], {}
     top = max(map(rms, truth.values()), default=0.0)
     held_here = sides.ours.held(kind)
-    differ, same = copies_of(sides.ours.run, held_here)
+    differ, same = copies_along(sides.ours.run, held_here)
     for i, held in enumerate(held_here):
         wanted = sides.right.vector(kind, held.name, held.part.region)
         if wanted is None or held.name not in truth:
@@ -168,7 +168,7 @@ def _clear(sides: Sides, held: Held) -> Tensor | None:
     noise = (1e-12 if sides.is_wide else 0.02) * usual
     if sides.exact:
         noise = rms(noisy[held.name] - slopes[held.name])
-    return slopes[held.name][held.part.region.positions()].abs() > CLEAR * noise
+    return held.part.region.take(slopes[held.name]).abs() > CLEAR * noise
 
 
 def _is_owned(sides: Sides, kind: str, held: Held) -> bool:
@@ -177,7 +177,7 @@ def _is_owned(sides: Sides, kind: str, held: Held) -> bool:
     return kind != "updates" or not options or held.own_name in options
 
 
-def copies_of(run: Numbers, parts: list[Held]) -> tuple[list[tuple[str, ...]], list[tuple[str, ...]]]:
+def copies_along(run: Numbers, parts: list[Held]) -> tuple[list[tuple[str, ...]], list[tuple[str, ...]]]:
     """Of each part: the axes along which ranks that hold the same have other bits, and those along which they exist."""
     holders: dict[tuple, list[int]] = {}
     for i, held in enumerate(parts):

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lib.doctor.numbers.recording import Numbers, Part, StepNumbers
+from lib.doctor.numbers.recorded_numbers import Numbers, Part, StepNumbers
 from lib.doctor.numbers.region import Region
 
 
@@ -76,10 +76,10 @@ class Side:
         whole = self.vectors(kind).get(name)
         if whole is None:
             return None
-        if region.is_whole:
-            return whole if not self.run.whole else whole[region.positions()]
         if self.run.whole:
-            return whole[region.positions()]
+            return region.take(whole)
+        if region.is_whole:
+            return whole
         for held in self.held(kind):
             if held.name == name and held.part.region == region:
                 return held.part.values
@@ -99,7 +99,7 @@ def _elements(parts: list[Held]) -> Tensor:
     """The whole tensor, of the lowest ranks that hold its elements; nan where none does."""
     whole = torch.full((math.prod(parts[0].part.region.shape),), math.nan, dtype=torch.float64)
     for held in reversed(parts):
-        whole[held.part.region.positions()] = held.part.values.double()
+        held.part.region.put(held.part.values.double(), whole)
     return whole
 
 
