@@ -5,6 +5,7 @@ from __future__ import annotations
 import tomllib
 from functools import cache
 from pathlib import Path
+from textwrap import fill
 
 from lib.doctor.numbers.comparison import Comparison
 from lib.doctor.numbers.share import TIMES, UNKNOWN, Share
@@ -23,7 +24,7 @@ WORDS = {
     "buffers": "the buffers",
 }
 SHOWN = "numbers_shown.toml"  # in a folder beside this library: cause → where a reader finds it explained
-MOST_TENSORS, MOST_RANKS = 10, 8
+MOST_TENSORS, MOST_RANKS, WIDTH = 10, 8, 96
 
 
 @cache
@@ -73,21 +74,21 @@ def _verdict(found: Comparison) -> list[str]:
     first = found.findings[0]
     lines = [f"step {first.step}: the first link that differs is {WORDS[first.link]}"]
     for finding in found.findings:
-        lines.append(f"  {finding.text}")
-        places = shown_in().get(finding.cause, [])
-        lines += [f"  shown in {place}" for place in places]
+        lines += fill(finding.text, WIDTH, initial_indent="  ", subsequent_indent="  ").splitlines()
+        lines += [f"  shown in {place}" for place in shown_in().get(finding.cause, [])]
     if found.shares:
         lines += ["", *_table(found.shares)]
     return [*lines, *_hidden(found)]
 
 
 def _table(shares: list[Share]) -> list[str]:
-    """A line for each tensor, the worst first: its shares of the right one, how far apart it is, what is allowed."""
+    """A line for each tensor that differs, the worst first: its shares of the right one, how far apart it is, what is allowed."""
     by_name: dict[str, dict[int, Share]] = {}
     for share in shares:
         by_name.setdefault(share.own_name, {})[share.rank] = share
     worst = {name: max(of.values(), key=_badness) for name, of in by_name.items()}
-    names = sorted(by_name, key=lambda name: -_badness(worst[name]))
+    sick = [name for name, of in by_name.items() if any(share.is_sick for share in of.values())]
+    names = sorted(sick, key=lambda name: -_badness(worst[name]))
     ranks = sorted({share.rank for share in shares})
     shown = ranks[:MOST_RANKS]
     rows = [["share of the right one", *(f"rank {rank}" for rank in shown), "apart", "allowed"]]
@@ -96,10 +97,12 @@ def _table(shares: list[Share]) -> list[str]:
         cells = [f"{of[rank].share:.4f}" if rank in of else "·" for rank in shown]
         rows.append([name[-40:], *cells, f"{worst[name].apart:.2g}", f"{worst[name].allowed:.1g}"])
     width = max(len(row[0]) for row in rows)
-    rows = [[row[0].ljust(width), *row[1:]] for row in rows]
-    more = [f"  … and {counted(len(names) - MOST_TENSORS, 'tensor')} more"] if len(names) > MOST_TENSORS else []
-    more += [f"  … and {counted(len(ranks) - MOST_RANKS, 'rank')} more"] if len(ranks) > MOST_RANKS else []
-    return [*aligned(rows), *more]
+    lines = aligned([row[0].ljust(width), *row[1:]] for row in rows)
+    more = [(len(names) - MOST_TENSORS, "tensor"), (len(ranks) - MOST_RANKS, "rank")]
+    lines += [f"  … and {counted(number, f'more {what}')}" for number, what in more if number > 0]
+    if healthy := len(by_name) - len(names):
+        lines.append(f"  {counted(healthy, 'tensor')} as in the other run")
+    return lines
 
 
 def _badness(share: Share) -> float:
@@ -111,10 +114,7 @@ def _hidden(found: Comparison) -> list[str]:
     allowed = [found.allowed[kind] for kind in ("gradients", "clipped") if kind in found.allowed]
     if not allowed or max(allowed) < 1e-8:
         return []
-    known, narrow = (
-        f"less than {max(allowed):.1g} of a gradient",
-        "sums in the type in which the program computes anyway",
-    )
+    known, narrow = f"less than {max(allowed):.1g} of a gradient", "sums in the type of the program"
     how = f", {TIMES:.0f} times the rounding of one process"
     if found.exact is None:
         known, narrow = f"less than {UNKNOWN:.0%} of a gradient", "sums in a narrower type"
