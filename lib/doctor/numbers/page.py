@@ -82,7 +82,7 @@ def _verdict(found: Comparison) -> list[str]:
 
 
 def _table(shares: list[Share]) -> list[str]:
-    """A line for each tensor that differs, the worst first: its shares of the right one, how far apart it is, what is allowed."""
+    """A line for each tensor that differs, the worst first: its shares, how far apart it is, what is allowed."""
     by_name: dict[str, dict[int, Share]] = {}
     for share in shares:
         by_name.setdefault(share.own_name, {})[share.rank] = share
