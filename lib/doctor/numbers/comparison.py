@@ -15,6 +15,7 @@ from lib.doctor.numbers.patterns import Pattern, Said, said_of
 from lib.doctor.numbers.recorded_numbers import KINDS, Numbers
 from lib.doctor.numbers.share import Share, Sides, shares
 from lib.doctor.numbers.side_by_side import Side, check_same_model, shared_names
+from lib.runtime.words import counted
 
 CHAIN = ("weights", "data", "loss", "gradients", "norm", "clipped", "options", "updates", "buffers")
 CALLS = {"data": "batch", "loss": "backward", "gradients": "backward", "norm": "norm"}  # that show a link
@@ -40,6 +41,8 @@ class Comparison:
         looked_at: link → how many of them were compared.
         not_seen: sentences on what was not compared.
         shares: of the tensors of the link that differs.
+        allowed: kind of tensors → the largest distance that rounding may explain.
+        has_gaps: whether tensors of a link that was looked at could not be compared.
     """
 
     ours: Numbers
@@ -51,14 +54,15 @@ class Comparison:
     not_seen: list[str] = field(default_factory=list)
     shares: list[Share] = field(default_factory=list)
     allowed: dict[str, float] = field(default_factory=dict)
+    has_gaps: bool = False
 
     @property
     def exit_code(self) -> int:
-        """1: they differ. 2: gradients or updates could not be compared. 0: the same training."""
+        """1: they differ. 2: gradients or updates could not all be compared. 0: the same training."""
         if self.findings:
             return 1
         has_gradients = self.looked_at.get("gradients") or self.looked_at.get("clipped")
-        return 0 if has_gradients and self.looked_at.get("updates") else 2
+        return 0 if has_gradients and self.looked_at.get("updates") and not self.has_gaps else 2
 
 
 def compare_numbers(one: Numbers, ours: Numbers, exact: Numbers | None = None) -> Comparison:
@@ -120,8 +124,9 @@ def _tensors(found: Comparison, sides: Sides, kind: str) -> list[Said]:
     if kind == "gradients" and not sides.ours.held(kind):
         _is_recorded(found, sides, "gradients")
         return []
-    if unseen and kind != "weights":
-        _note_unseen(found, sides, kind, unseen)
+    _note_unseen(found, sides, kind, unseen)
+    if not sides.ours.run.whole and _only_whole_tensors(sides, kind):
+        _once(found.not_seen, "ranks one by one: the other run has no sums of their shards; record it with like=")
     if compared:
         found.looked_at[kind] = max(found.looked_at.get(kind, 0), len({share.name for share in compared}))
         finite = [share.allowed for share in compared if share.allowed < math.inf]
@@ -130,6 +135,15 @@ def _tensors(found: Comparison, sides: Sides, kind: str) -> list[Said]:
     said = list(of_weights(sides, compared)) if kind == "weights" else said_of(Pattern(sides, kind, compared))
     found.shares = compared if said else []
     return said
+
+
+def _only_whole_tensors(sides: Sides, kind: str) -> bool:
+    """Whether the other run has no sums of some shard of ours."""
+    for held in sides.ours.held(kind):
+        known = sides.right.vector(kind, held.name, held.part.region) is not None
+        if held.part.region.numel and not known and held.name in sides.right.vectors(kind):
+            return True
+    return False
 
 
 def _without_atomics(found: Comparison, sides: Sides, compared: list[Share]) -> list[Share]:
@@ -190,25 +204,21 @@ def _is_recorded(found: Comparison, sides: Sides, link: str) -> bool:
 
 
 def _note_unseen(found: Comparison, sides: Sides, kind: str, unseen: list[str]) -> None:
+    """Say what was not compared; a tensor that one run does not have at all, the pattern says."""
+    unseen = [name for name in unseen if name in sides.right.names(kind)]
     few = ", ".join(unseen[:3]) + ", …" * (len(unseen) > 3)
-    where = f"{kind} of step {sides.step + 1}"
-    if kind != "updates":
-        reason = "the other recording has no sums of these regions: record one process with like="
-        if not set(unseen) & {*sides.right.names(kind)}:
-            return  # a tensor without a gradient: the pattern says so
-        _once(found.not_seen, f"{where}, of {len(unseen)} tensors ({few}): {reason}")
-    elif sides.step:
-        _once(found.not_seen, f"{where}: in 32 and 16 bits the weights differ after the first step")
-    elif not sides.ours.run.whole:
-        _once(
-            found.not_seen,
-            f"{where}: the sign of a small slope is rounding, and sums do not show which slope is small",
-        )
+    if not unseen:
+        return
+    if kind == "updates" and sides.step:
+        _once(found.not_seen, "updates after step 1: in 32 and 16 bits the weights differ after the first step")
+        return
+    found.has_gaps = True
+    if kind == "updates":
+        why = "smaller than the distance of two neighbouring weights of that type"
+        _once(found.not_seen, f"updates of {counted(len(unseen), 'tensor')} ({few}): {why}")
     else:
-        _once(
-            found.not_seen,
-            f"{where}, of {len(unseen)} tensors ({few}): an update is smaller than a step of the weights' type",
-        )
+        why = "the sums do not tell all their elements"
+        _once(found.not_seen, f"{kind} of {counted(len(unseen), 'tensor')} ({few}): {why}")
 
 
 def _once(lines: list[str], line: str) -> None:

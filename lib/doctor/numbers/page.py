@@ -39,12 +39,12 @@ def shown_in(folder: str = ROOT) -> dict[str, list[str]]:
 
 def page_of_numbers(found: Comparison) -> str:
     """The page for a terminal."""
-    lines = [_heading(found), ""]
+    lines = [*_filled([_heading(found)]), ""]
     if found.looked_at:
         parts = [_counted(found, link) for link in WORDS if link in found.looked_at]
-        lines.append(f"compared: {', '.join(parts)}")
-    lines += [f"not compared: {sentence}" for sentence in found.not_seen]
-    lines += [f"note: {sentence}" for sentence in found.remarks]
+        lines += _filled([f"compared: {', '.join(parts)}"])
+    lines += _filled([f"not compared: {sentence}" for sentence in found.not_seen])
+    lines += _filled([f"note: {sentence}" for sentence in found.remarks])
     lines += ["", *_verdict(found)]
     return "\n".join(lines)
 
@@ -63,18 +63,18 @@ def _heading(found: Comparison) -> str:
 def _counted(found: Comparison, link: str) -> str:
     """A link that was compared, and how many tensors of it."""
     tensors = link in ("weights", "gradients", "clipped", "updates")
-    return f"{WORDS[link]} of {counted(found.looked_at[link], 'tensor')}" if tensors else WORDS[link]
+    return f"{WORDS[link]} ({counted(found.looked_at[link], 'tensor')})" if tensors else WORDS[link]
 
 
 def _verdict(found: Comparison) -> list[str]:
     if not found.findings:
         if found.exit_code:
-            return ["could not see: neither gradients nor updates could be compared, so this says nothing"]
+            return ["could not see: what was compared agrees, and too much was not compared", *_hidden(found)]
         return ["the same training: no link that was compared differs", *_hidden(found)]
     first = found.findings[0]
     lines = [f"step {first.step}: the first link that differs is {WORDS[first.link]}"]
     for finding in found.findings:
-        lines += fill(finding.text, WIDTH, initial_indent="  ", subsequent_indent="  ").splitlines()
+        lines += _filled([finding.text], "  ")
         lines += [f"  shown in {place}" for place in shown_in().get(finding.cause, [])]
     if found.shares:
         lines += ["", *_table(found.shares)]
@@ -119,4 +119,10 @@ def _hidden(found: Comparison) -> list[str]:
     if found.exact is None:
         known, narrow = f"less than {UNKNOWN:.0%} of a gradient", "sums in a narrower type"
         how = "; one process in a wider type (--exact) shows how large rounding is"
-    return ["", f"hidden by rounding: {known}{how}; {narrow}; updates after step 1"]
+    return ["", *_filled([f"hidden by rounding: {known}{how}; {narrow}; updates after step 1"])]
+
+
+def _filled(sentences: list[str], indent: str = "") -> list[str]:
+    """Lines that a terminal shows whole."""
+    texts = [fill(one, WIDTH, initial_indent=indent, subsequent_indent=indent or "  ") for one in sentences]
+    return [line for text in texts for line in text.splitlines()]

@@ -53,7 +53,7 @@ class Region(NamedTuple):
     @property
     def grid(self) -> tuple[int, ...]:
         """The shape along whose dimensions `ranges` count."""
-        return (math.prod(self.shape),) if self.flat else self.shape
+        return (self.of,) if self.flat else self.shape
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -65,8 +65,13 @@ class Region(NamedTuple):
         return math.prod(self.sizes)
 
     @property
+    def of(self) -> int:
+        """Elements of the whole tensor."""
+        return math.prod(self.shape)
+
+    @property
     def is_whole(self) -> bool:
-        return self.numel == math.prod(self.shape)
+        return self.numel == self.of
 
     def fault(self) -> str | None:
         """Why this is no region of its tensor, or None."""
