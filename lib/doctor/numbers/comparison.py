@@ -6,7 +6,6 @@ touches differs from its link on, so the first link that differs is the one that
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -38,7 +37,7 @@ class Comparison:
     Attributes:
         findings: of the first link that differs; none if nothing differs.
         remarks: what a reader should know, and what is no difference of the training.
-        looked_at: link → how many of them were compared.
+        looked_at: link → how many tensors were compared, and how many of them are zero but for rounding.
         not_seen: sentences on what was not compared.
         shares: of the tensors of the link that differs.
         allowed: kind of tensors → the largest distance that rounding may explain.
@@ -50,7 +49,7 @@ class Comparison:
     exact: Numbers | None
     findings: list[Difference] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
-    looked_at: dict[str, int] = field(default_factory=dict)
+    looked_at: dict[str, tuple[int, int]] = field(default_factory=dict)
     not_seen: list[str] = field(default_factory=list)
     shares: list[Share] = field(default_factory=list)
     allowed: dict[str, float] = field(default_factory=dict)
@@ -61,8 +60,8 @@ class Comparison:
         """1: they differ. 2: gradients or updates could not all be compared. 0: the same training."""
         if self.findings:
             return 1
-        has_gradients = self.looked_at.get("gradients") or self.looked_at.get("clipped")
-        return 0 if has_gradients and self.looked_at.get("updates") and not self.has_gaps else 2
+        has_gradients = "gradients" in self.looked_at or "clipped" in self.looked_at
+        return 0 if has_gradients and "updates" in self.looked_at and not self.has_gaps else 2
 
 
 def compare_numbers(one: Numbers, ours: Numbers, exact: Numbers | None = None) -> Comparison:
@@ -95,8 +94,8 @@ def compare_numbers(one: Numbers, ours: Numbers, exact: Numbers | None = None) -
 def _check_exact(sides: Sides) -> None:
     """Raise ValueError if the exact step is none: of other weights or rows, or not computed in a wider type."""
     there, one = sides.right.run.folder, sides.one.run.folder
-    weights, _ = shares(Sides(sides.one, sides.right, None, 0), "weights")
-    if any(share.apart > 0.02 for share in weights):
+    weights = shares(Sides(sides.one, sides.right, None, 0), "weights")
+    if any(share.apart > 0.02 for share in weights.shares):
         raise ValueError(f"{there} begins with other weights than {one}: start both from the same")
     rows = [sorted(row for step in side.steps for row in step.rows) for side in (sides.one, sides.right)]
     if rows[0] and rows[1] and rows[0] != rows[1]:
@@ -112,7 +111,7 @@ def _differences(found: Comparison, sides: Sides, link: str) -> list[Said]:
         return _tensors(found, sides, link)
     if not _is_recorded(found, sides, link):
         return []
-    found.looked_at[link] = found.looked_at.get(link, 0) + 1
+    found.looked_at[link] = 0, 0
     if link == "loss":
         return list(_loss(found, sides))
     rules = {"data": of_data, "norm": of_norm, "options": of_options, "buffers": of_buffers}
@@ -120,20 +119,22 @@ def _differences(found: Comparison, sides: Sides, link: str) -> list[Said]:
 
 
 def _tensors(found: Comparison, sides: Sides, kind: str) -> list[Said]:
-    compared, unseen = shares(sides, kind)
-    if kind == "gradients" and not sides.ours.held(kind):
-        _is_recorded(found, sides, "gradients")
+    if kind == "gradients" and not _is_recorded(found, sides, "gradients"):
         return []
-    _note_unseen(found, sides, kind, unseen)
+    compared = shares(sides, kind)
+    _note_unseen(found, sides, kind, compared.unseen)
     if not sides.ours.run.whole and _only_whole_tensors(sides, kind):
         _once(found.not_seen, "ranks one by one: the other run has no sums of their shards; record it with like=")
-    if compared:
-        found.looked_at[kind] = max(found.looked_at.get(kind, 0), len({share.name for share in compared}))
-        finite = [share.allowed for share in compared if share.allowed < math.inf]
-        found.allowed[kind] = max(found.allowed.get(kind, 0.0), *finite)
-    compared = _without_atomics(found, sides, compared)
-    said = list(of_weights(sides, compared)) if kind == "weights" else said_of(Pattern(sides, kind, compared))
-    found.shares = compared if said else []
+    seen = {share.name for share in compared.shares}
+    if seen or compared.zeros:
+        counts = len(seen | {*compared.zeros}), len({*compared.zeros} - seen)
+        found.looked_at[kind] = max(found.looked_at.get(kind, (0, 0)), counts)
+    for share in compared.shares:
+        found.allowed[kind] = max(found.allowed.get(kind, 0.0), share.allowed)
+    _excuse_atomics(found, sides, compared.shares)
+    pattern = Pattern(sides, kind, compared.shares)
+    said = list(of_weights(sides, compared.shares)) if kind == "weights" else said_of(pattern)
+    found.shares = compared.shares if said else []
     return said
 
 
@@ -146,10 +147,10 @@ def _only_whole_tensors(sides: Sides, kind: str) -> bool:
     return False
 
 
-def _without_atomics(found: Comparison, sides: Sides, compared: list[Share]) -> list[Share]:
+def _excuse_atomics(found: Comparison, sides: Sides, compared: list[Share]) -> None:
     """On a GPU, copies that differ in bits, and by no more than rounding, may be right: say so instead."""
     if sides.ours.run.ranks[0].device == "cpu":
-        return compared
+        return
     rounded = [share for share in compared if share.copies_differ and share.apart <= share.allowed]
     for share in rounded:
         share.copies_differ = ()
@@ -159,7 +160,6 @@ def _without_atomics(found: Comparison, sides: Sides, compared: list[Share]) -> 
             f"copies of {rounded[0].name} differ in bits, and by no more than rounding: atomic additions of a GPU may "
             "do that. Record the same run twice and compare the two: if they differ as much, it is the GPU",
         )
-    return compared
 
 
 def _loss(found: Comparison, sides: Sides) -> Iterator[Said]:
@@ -170,7 +170,7 @@ def _loss(found: Comparison, sides: Sides) -> Iterator[Said]:
     if not sides.ours.held("gradients") or not sides.right.held("gradients"):
         yield "wrong terms", f"{text}; no gradients were recorded that could say more"
         return
-    compared, _ = shares(sides, "gradients")
+    compared = shares(sides, "gradients").shares
     said = said_of(Pattern(sides, "gradients", compared))
     if not said:
         _once(
@@ -197,7 +197,7 @@ def _is_recorded(found: Comparison, sides: Sides, link: str) -> bool:
             elif link == "buffers":
                 return False  # the model has none
             else:
-                why = f"{CALLS[link]}() was not called in {side.run.folder}"
+                why = f"{CALLS[link]}() was not called in the program"
             _once(found.not_seen, f"the {link}: {why}")
             return False
     return True

@@ -50,20 +50,27 @@ def page_of_numbers(found: Comparison) -> str:
 
 
 def _heading(found: Comparison) -> str:
-    ours, one = found.ours, found.one
-    exact = f", exact: {found.exact.folder}" if found.exact else ""
-    axes = " · ".join(f"{axis} {size}" for axis, (_, size) in ours.ranks[0].axes.items()) or "one process"
-    what = "every element" if ours.whole else "64 sums of each tensor"
+    runs = [run for run in (found.ours, found.one, found.exact) if run is not None]
+    names = [Path(run.folder).name for run in runs]
+    if len({*names}) < len(names):
+        names = [run.folder for run in runs]
+    ours, one, *exact = names
+    axes = " · ".join(f"{axis} {size}" for axis, (_, size) in found.ours.ranks[0].axes.items()) or "one process"
+    exactly = f", exact: {exact[0]}" if exact else ""
+    what = "every element" if found.ours.whole else "64 sums of each tensor"
     return (
-        f"{ours.folder} ({counted(len(ours.ranks), 'rank')}, {axes}) beside {one.folder}{exact}: "
-        f"{counted(ours.steps, 'step')}, {what}"
+        f"{ours} ({counted(len(found.ours.ranks), 'rank')}, {axes}) beside {one}{exactly}: "
+        f"{counted(found.ours.steps, 'step')}, {what}"
     )
 
 
 def _counted(found: Comparison, link: str) -> str:
     """A link that was compared, and how many tensors of it."""
-    tensors = link in ("weights", "gradients", "clipped", "updates")
-    return f"{WORDS[link]} ({counted(found.looked_at[link], 'tensor')})" if tensors else WORDS[link]
+    tensors, zeros = found.looked_at[link]
+    if not tensors:
+        return WORDS[link]
+    rounding = f", {zeros} of them zero but for rounding" if zeros else ""
+    return f"{WORDS[link]} ({counted(tensors, 'tensor')}{rounding})"
 
 
 def _verdict(found: Comparison) -> list[str]:

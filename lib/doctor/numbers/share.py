@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -85,12 +86,19 @@ def rms(vector: Tensor) -> float:
     return vector.square().mean().sqrt().item() if len(vector) else 0.0
 
 
-def shares(sides: Sides, kind: str) -> tuple[list[Share], list[str]]:
-    """Each part of each rank that can be compared, and names of tensors that cannot be.
-
-    Left out: tensors that are zero but for rounding, and of updates those that this rank's optimizer does not own.
+class Compared(NamedTuple):
+    """The shares of one kind of tensors; names of those that are zero but for rounding in both runs; names of those
+    that cannot be compared.
     """
-    truth, found, unseen = sides.right.vectors(kind), [], {}
+
+    shares: list[Share]
+    zeros: list[str]
+    unseen: list[str]
+
+
+def shares(sides: Sides, kind: str) -> Compared:
+    """Each part of each rank beside the right one. Of updates, a rank's are those that its optimizer steps."""
+    truth, found, zeros, unseen = sides.right.vectors(kind), [], {}, {}
     top = max((rms(vector) for vector in truth.values()), default=0.0)
     held_here = sides.ours.held(kind)
     differ, same = copies_along(sides.ours.run, held_here)
@@ -104,6 +112,7 @@ def shares(sides: Sides, kind: str) -> tuple[list[Share], list[str]]:
         mine, wanted, elements = beside
         clear = _clear(sides, held) if kind == "updates" else torch.ones(len(mine), dtype=torch.bool)
         if clear is None:
+            zeros[held.name] = None
             continue
         allowed = _allowed(sides, kind, held.name)
         if allowed is math.inf:
@@ -111,12 +120,13 @@ def shares(sides: Sides, kind: str) -> tuple[list[Share], list[str]]:
             continue
         usual = rms(truth[held.name])
         if (usual < sides.zero * top and rms(mine) < ZERO * top) or not clear.any():
+            zeros[held.name] = None
             continue
         size = _norm(truth[held.name]) * math.sqrt(elements / held.part.region.of * clear.double().mean().item())
         measured = _measured(mine[clear], wanted[clear], size)
         finite = bool(torch.isfinite(mine).all())
         found.append(Share(held.rank, held.name, held.own_name, *measured, allowed, finite, differ[i], same[i]))
-    return found, list(unseen)
+    return Compared(found, list(zeros), list(unseen))
 
 
 def _beside(sides: Sides, kind: str, held: Held) -> tuple[Tensor, Tensor, int] | None:
