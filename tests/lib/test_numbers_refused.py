@@ -261,6 +261,9 @@ def test_other_things_than_models_and_optimizers_are_refused(tmp_path):
     ):
         with pytest.raises(CannotSee, match=says):
             watch(tmp_path, *given)
+    (tmp_path / "file").touch()
+    with pytest.raises(CannotSee, match="file cannot be written: "):
+        watch(tmp_path / "file", model, sgd)
     wild = Complex()
     wild_sgd = torch.optim.SGD(wild.parameters(), lr=0.1)
     watch(tmp_path, wild, wild_sgd)
