@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from lib.doctor.numbers.region import Region, ranges_of
-from lib.doctor.numbers.rows import hashes_of_positions, hashes_of_rows
+from lib.doctor.numbers.rows import hashes_of_places, hashes_of_rows
 from lib.doctor.numbers.sketch import SUMS, draws_of, sums_of
 
 
@@ -107,9 +107,9 @@ def test_a_row_has_its_number_whatever_the_batch():
 
 def test_parts_of_rows_have_the_numbers_of_their_places():
     x, y = torch.randint(50, (2, 3, 8), generator=torch.Generator().manual_seed(3))
-    whole = sorted(hashes_of_positions((x, y)).tolist())
+    whole = sorted(hashes_of_places((x, y)).tolist())
     zigzag = [torch.tensor([0, 1, 6, 7]), torch.tensor([2, 3, 4, 5])]
-    parts = [hashes_of_positions((x[:, own], y[:, own])).tolist() for own in zigzag]
+    parts = [hashes_of_places((x[:, own], y[:, own])).tolist() for own in zigzag]
     assert sorted(sum(parts, [])) == whole
-    shifted = hashes_of_positions((x[:, zigzag[0]], y[:, zigzag[0]].roll(-1, 1))).tolist()
+    shifted = hashes_of_places((x[:, zigzag[0]], y[:, zigzag[0]].roll(-1, 1))).tolist()
     assert sorted(shifted + parts[1]) != whole

@@ -84,32 +84,34 @@ def has_parts(rank: RankNumbers) -> bool:
     return any(rank.rows[axis] == "parts" and size > 1 for axis, (_, size) in rank.axes.items())
 
 
-def rows_read(run: Numbers, steps: list[StepNumbers]) -> dict[tuple[int, ...], list[Counter[int]]]:
-    """The rows that each replica read, as each of its ranks did. Ranks that read parts of rows are put together."""
+def rows_read(run: Numbers, steps: list[StepNumbers], what: str) -> dict[tuple[int, ...], list[Counter[int]]]:
+    """The rows, or places in rows, that each replica read, as each of its ranks did; its parts of rows are together."""
     found: dict[tuple[int, ...], list[Counter[int]]] = {}
     together: dict[tuple, Counter[int]] = {}
     for rank, step in zip(run.ranks, steps, strict=True):
         if not step.rows:
             continue
         if not has_parts(rank):
-            found.setdefault(own_place(rank), []).append(Counter(step.rows))
+            found.setdefault(own_place(rank), []).append(Counter(getattr(step, what)))
             continue
         same = tuple(index for axis, (index, _) in rank.axes.items() if rank.rows[axis] == "same")
-        together.setdefault((own_place(rank), same), Counter()).update(step.rows)
+        together.setdefault((own_place(rank), same), Counter()).update(getattr(step, what))
     for (place, _), rows in together.items():
         found.setdefault(place, []).append(rows)
     return found
 
 
 def of_data(sides: Sides) -> Iterator[Said]:
-    """The rows of all replicas beside those of one process.
+    """The rows of all replicas beside those of one process; where a run has parts of rows, the places in them.
 
     Raises:
         ValueError: no row is in both.
     """
-    ours = rows_read(sides.ours.run, sides.ours.steps)
+    is_cut = any(has_parts(rank) for side in (sides.ours, sides.right) for rank in side.run.ranks)
+    what, unit = ("places", "place") if is_cut else ("rows", "row")
+    ours = rows_read(sides.ours.run, sides.ours.steps, what)
     wanted: Counter[int] = Counter()
-    for first, *_ in rows_read(sides.right.run, sides.right.steps).values():
+    for first, *_ in rows_read(sides.right.run, sides.right.steps, what).values():
         wanted += first
     if not wanted or not ours:
         return
@@ -123,18 +125,18 @@ def of_data(sides: Sides) -> Iterator[Said]:
         )
     often, missing = read - wanted, wanted - read
     if any(other != first for first, *rest in ours.values() for other in rest):
-        yield "a replica reads other rows", "ranks of one replica read different rows"
+        yield "a replica reads other rows", f"ranks of one replica read different {unit}s"
         return
     known = Counter({row: n for row, n in often.items() if row in wanted})
     total, missed = sum(wanted.values()), sum(missing.values())
     if known:
-        text = f"{sum(known.values())} of {total} rows are read once too often"
+        text = f"{sum(known.values())} of {total} {unit}s are read once too often"
         text += f", and {missed} not at all" if missing else ""
         yield "data not divided", f"{text}: the data are not divided, or not along this axis"
     elif missing:
-        text = f"{missed} of {total} rows are read by no rank"
+        text = f"{missed} of {total} {unit}s are read by no rank"
         other = sum(often.values())
-        text += f", and {counted(other, 'row')} that one process does not read" if other else ""
+        text += f", and {counted(other, unit)} that one process does not read" if other else ""
         why = "other rows, or another order" if other else "divided twice, as by a sampler and a loader"
         yield "rows missing", f"{text}: {why}"
 

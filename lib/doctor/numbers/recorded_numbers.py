@@ -57,9 +57,13 @@ class Part:
 
 @dataclass
 class StepNumbers:
-    """A step of a rank: the links of the chain, each as far as the program showed it."""
+    """A step of a rank: the links of the chain, each as far as the program showed it.
+
+    `rows` has a number for each row of its batches, `places` one for each place in a row.
+    """
 
     rows: list[int] = field(default_factory=list)
+    places: list[int] = field(default_factory=list)
     batch: list[tuple[Tensor, ...]] = field(default_factory=list)
     loss: float | None = None
     norm: float | None = None

@@ -20,12 +20,15 @@ def hashes_of_rows(batch: Sequence[Tensor]) -> Tensor:
     return found
 
 
-def hashes_of_positions(batch: Sequence[Tensor]) -> Tensor:
-    """Of tensors [B, T, …] whose rows are cut along T: B·T numbers, from the elements at each place.
+def hashes_of_places(batch: Sequence[Tensor]) -> Tensor:
+    """Of tensors [B, T, …], whose rows may be cut along T: B·T numbers, from the elements at each place.
 
-    Where in its row a place is does not count: each kind of context parallelism orders the parts differently.
+    Where in its row a place is does not count: each kind of context parallelism orders the parts differently. Empty if
+    the tensors do not share B and T.
     """
     found = torch.zeros(0, dtype=torch.int64)
+    if len({tensor.shape[:2] for tensor in batch}) != 1 or batch[0].ndim < 2:
+        return found
     for tensor in batch:
         words = _words(tensor)
         each = mixed(words.reshape(*words.shape[:2], -1)).sum(dim=-1).flatten()

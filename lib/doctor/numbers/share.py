@@ -110,17 +110,18 @@ def shares(sides: Sides, kind: str) -> Compared:
             unseen[held.name] = None
             continue
         mine, wanted, elements = beside
-        clear = _clear(sides, held) if kind == "updates" else torch.ones(len(mine), dtype=torch.bool)
-        if clear is None:
-            zeros[held.name] = None
-            continue
-        allowed = _allowed(sides, kind, held.name)
-        if allowed is math.inf:
-            unseen[held.name] = None
-            continue
+        allowed, clear = _allowed(sides, kind, held.name), torch.ones(len(mine), dtype=torch.bool)
         usual = rms(truth[held.name])
-        if (usual < sides.zero * top and rms(mine) < ZERO * top) or not clear.any():
+        if kind == "updates":
+            if _slopes_are_rounding(sides, held.name):
+                zeros[held.name] = None
+                continue
+            mine, clear = _but_for_the_type(sides, held, mine, wanted), _clear(sides, held)
+        elif usual < sides.zero * top and rms(mine) < ZERO * top:
             zeros[held.name] = None
+            continue
+        if allowed is math.inf or not clear.any():
+            unseen[held.name] = None
             continue
         size = _norm(truth[held.name]) * math.sqrt(elements / held.part.region.of * clear.double().mean().item())
         measured = _measured(mine[clear], wanted[clear], size)
@@ -167,8 +168,8 @@ def _allowed(sides: Sides, kind: str, name: str) -> float:
             return math.inf  # the weights differ already
         if not sides.ours.run.whole:
             return UPDATES_OF_SUMS
-        allowed = max(UPDATES, 2 * _step_of_weights(sides, name))
-        return allowed if allowed < 0.5 else math.inf
+        steps = _steps_of_the_type(sides, name)
+        return UPDATES if rms(steps) < rms(sides.right.vectors("updates")[name]) else math.inf
     if sides.exact is None:
         return WIDE if sides.is_wide else UNKNOWN
     base, truth = sides.one.vectors(kind).get(name), sides.right.vectors(kind)[name]
@@ -177,28 +178,37 @@ def _allowed(sides: Sides, kind: str, name: str) -> float:
     return max(TIMES * rms(base - truth) / (rms(truth) or 1.0), WIDE)
 
 
-def _step_of_weights(sides: Sides, name: str) -> float:
-    """How far apart neighbouring numbers of the weights' type are, as a fraction of an update."""
+def _steps_of_the_type(sides: Sides, name: str) -> Tensor:
+    """Of each weight, how far apart neighbouring numbers of its type are: an update cannot be finer."""
     held = next(held for held in sides.ours.held("weights") if held.name == name)
     dtype = getattr(torch, held.part.dtype.removeprefix("torch."))
-    update = rms(sides.right.vectors("updates")[name])
-    return torch.finfo(dtype).eps * rms(sides.right.vectors("weights")[name]) / update if update else 0.0
+    return torch.finfo(dtype).eps * sides.right.vectors("weights")[name].abs()
 
 
-def _clear(sides: Sides, held: Held) -> Tensor | None:
-    """Which elements have a slope far above its rounding; all sums of a tensor, if its slopes are; None if none has."""
-    slopes, noisy = sides.right.vectors("clipped"), sides.one.vectors("clipped")
-    if held.name not in slopes or held.name not in noisy:
-        return None
-    usual = rms(slopes[held.name])
-    if usual <= sides.zero * max(map(rms, slopes.values())):
-        return None
+def _but_for_the_type(sides: Sides, held: Held, mine: Tensor, wanted: Tensor) -> Tensor:
+    """An update, moved towards the right one by what the type of the weights may have rounded."""
+    if sides.is_wide or not sides.ours.run.whole:
+        return mine
+    apart, steps = mine - wanted, held.part.region.take(_steps_of_the_type(sides, held.name))
+    return wanted + apart.sign() * (apart.abs() - steps).clamp(min=0)
+
+
+def _slopes_are_rounding(sides: Sides, name: str) -> bool:
+    """Whether the gradient of a tensor is zero but for rounding, or missing: its update says nothing."""
+    slopes = sides.right.vectors("clipped")
+    return name not in slopes or rms(slopes[name]) <= sides.zero * max(map(rms, slopes.values()))
+
+
+def _clear(sides: Sides, held: Held) -> Tensor:
+    """Which elements have a slope far above its rounding, or exactly 0; of sums all."""
     if not sides.ours.run.whole:
         return torch.ones(len(held.part.values), dtype=torch.bool)
-    noise = (1e-12 if sides.is_wide else 0.02) * usual
+    slopes, noisy = sides.right.vectors("clipped")[held.name], sides.one.vectors("clipped")[held.name]
+    noise = (1e-12 if sides.is_wide else 0.02) * rms(slopes)
     if sides.exact:
-        noise = rms(noisy[held.name] - slopes[held.name])
-    return held.part.region.take(slopes[held.name]).abs() > CLEAR * noise
+        noise = rms(noisy - slopes)
+    slopes, noisy = held.part.region.take(slopes), held.part.region.take(noisy)
+    return (slopes.abs() > CLEAR * noise) | ((slopes == 0) & (noisy == 0))
 
 
 def _is_owned(sides: Sides, kind: str, held: Held) -> bool:

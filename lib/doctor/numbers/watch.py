@@ -21,7 +21,7 @@ from lib.doctor.numbers.axes import axes_of, rows_along
 from lib.doctor.numbers.names import Names
 from lib.doctor.numbers.rank_parts import CutFunction, Parts
 from lib.doctor.numbers.recorded_numbers import Part, RankNumbers, StepNumbers, read_numbers, write_rank
-from lib.doctor.numbers.rows import hashes_of_positions, hashes_of_rows
+from lib.doctor.numbers.rows import hashes_of_places, hashes_of_rows
 from lib.doctor.numbers.torch_insides import CannotSee, is_dtensor
 
 _NOT_OPTIONS = {"params", "foreach", "fused", "capturable", "differentiable", "initial_lr", "param_names"}
@@ -143,8 +143,8 @@ class Watch:
         if not self._recording:
             return
         batch = tuple(_local(tensor).detach().cpu().clone() for tensor in tensors)
-        hashes = hashes_of_positions if "parts" in self._rank.rows.values() else hashes_of_rows
-        self._step.rows += hashes(batch).tolist()
+        self._step.rows += hashes_of_rows(batch).tolist()
+        self._step.places += hashes_of_places(batch).tolist()
         if not self._parts.sketch:
             self._step.batch.append(batch)
 
