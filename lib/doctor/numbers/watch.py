@@ -167,9 +167,10 @@ class Watch:
         if self._recording:
             self._step.norm = _number(norm)
 
-    def _before(self, *_: Any) -> None:
-        """The first optimizer is about to step. (Lightning's backward runs inside of its step.)"""
-        self._step.tensors["clipped"] = self._stored(self._gradient)
+    def _before(self, _: Optimizer, args: tuple[Any, ...], options: dict[str, Any]) -> None:
+        """The first optimizer is about to step. With a closure, as Lightning's, its step begins with the backward."""
+        closure = args[0] if args else options.get("closure")
+        self._step.tensors["clipped"] = {} if closure else self._stored(self._gradient)
         self._step.tensors["weights"] = self._stored(lambda parameter: parameter)
         self._step.options = dict(self._options())
         self._step.buffers = {name: _summary(buffer) for name, buffer in self._names.buffers.items()}
