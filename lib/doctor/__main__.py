@@ -1,6 +1,6 @@
-"""The command line: `torchrun … -m lib.doctor` on a cluster, `python -m lib.doctor --ranks 4` on one machine, and
-`python -m lib.doctor trace FILE…` for the traces of a run. Exit code 1: something looks wrong; 2: too little could
-be seen, or the words cannot be understood.
+"""The command line: `torchrun … -m lib.doctor` on a cluster, `python -m lib.doctor --ranks 4` on one machine,
+`python -m lib.doctor trace FILE…` for the traces of a run, and `python -m lib.doctor numbers ONE FOUR` for its numbers.
+Exit code 1: something looks wrong; 2: too little could be seen, or the words cannot be understood.
 """
 
 import argparse
@@ -9,6 +9,7 @@ import sys
 from lib.cost.hardware import GPUS
 from lib.doctor.exam import on_this_machine, under_torchrun
 from lib.doctor.expected import Expected
+from lib.doctor.numbers import compare_numbers, page_of_numbers, read_numbers
 from lib.doctor.page import tell
 from lib.doctor.traces import page_of, verdict_of
 from lib.kineto import read_traces
@@ -25,11 +26,21 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--json", metavar="FILE", help="write what was measured, found and not judged")
     parser.add_argument("--expect", metavar="400Gb", help="what one link between hosts should give, in one direction")
     parser.add_argument("--gpu", metavar="NAME", help=f"what links and GPUs should give: one of {', '.join(GPUS)}")
-    commands = parser.add_subparsers(title="instead of examining", metavar="trace")
+    commands = parser.add_subparsers(title="instead of examining", metavar="trace or numbers")
     traces = commands.add_parser("trace", help="read traces of torch.profiler, one of each rank")
     traces.add_argument("trace", nargs="+", metavar="FILE.json", help="or .json.gz")
+    numbers = commands.add_parser("numbers", help="compare the steps of two runs that watch() recorded")
+    numbers.add_argument("one", metavar="ONE", help="the folder of one process, or of a layout that you trust")
+    numbers.add_argument("ours", metavar="FOUR", help="the folder of the run in question")
+    numbers.add_argument("--exact", metavar="FOLDER", help="one process in a wider type: shows how large rounding is")
     args = parser.parse_args(argv)
     try:
+        if "one" in args:
+            found = compare_numbers(
+                *(read_numbers(one) if one else None for one in (args.one, args.ours, args.exact))
+            )
+            print(page_of_numbers(found))
+            sys.exit(found.exit_code)
         if "trace" in args:
             trace = read_traces(args.trace)
             print(page_of(trace))

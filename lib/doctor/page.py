@@ -3,7 +3,7 @@
 import json
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from lib.doctor.plausible import compared_with
 from lib.doctor.settings import Finding
 from lib.doctor.transport import Transport, grouped, transport_text
 from lib.runtime.hang import named_ranks
+from lib.runtime.words import aligned, counted
 from lib.torchrun.meeting import Member
 
 MOST_ROWS = 16  # of a table, and columns
@@ -182,18 +183,7 @@ def tell(report: Examination, path: str | None) -> None:
             print(f"--json {path} could not be written: {error.strerror}", file=sys.stderr)
 
 
-def counted(number: int, what: str) -> str:
-    """A number of things, in the singular if it is one."""
-    return f"{number} {what}{'s' * (number != 1)}"
-
-
 def found_text(findings: Sequence[Finding]) -> list[str]:
     """The lines that say what looks wrong."""
     lines = [f"  {i}. {finding.text}" for i, finding in enumerate(findings, 1)]
     return ["looks wrong:", *lines] if lines else ["nothing looks wrong"]
-
-
-def aligned(rows: Iterable[Sequence[str]]) -> list[str]:
-    """Lines with columns as wide as their widest cell."""
-    columns = [[cell.rjust(max(map(len, column))) for cell in column] for column in zip(*rows, strict=True)]
-    return ["  " + "  ".join(row) for row in zip(*columns, strict=True)]

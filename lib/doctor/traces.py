@@ -7,13 +7,13 @@ ranks, the page names that; if it is much, there is no verdict.
 from collections.abc import Iterator, Sequence
 from statistics import median
 
-from lib.doctor.page import aligned, counted
 from lib.doctor.settings import Finding
 from lib.kineto import Recording, exposed_s, length_s, matched, waits_s
 from lib.kineto.calls import RecordedCall
 from lib.kineto.idle import CAUSES
 from lib.kineto.times import length
 from lib.runtime.hang import named_ranks
+from lib.runtime.words import aligned, counted
 
 MUCH = 0.1  # of the time of a trace that a rank waits for one rank
 IDLE = 0.5  # of the time of a GPU

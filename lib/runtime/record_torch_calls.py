@@ -19,7 +19,7 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from torch.distributed import device_mesh
 
-from lib import comm  # it keeps the original functions, before `watch` replaces them
+from lib import comm  # it keeps the original functions, before `watch_calls` replaces them
 from lib.mesh import new_group_of
 from lib.runtime.calls import Call, Record
 from lib.runtime.group import Group
@@ -63,7 +63,7 @@ _promised: dict[int, Record] = {}  # address of a functional collective's result
 _inside = threading.local()  # .call: a watched function may call a second one, as send calls isend
 
 
-def watch() -> None:
+def watch_calls() -> None:
     """Record this process's calls of `torch.distributed` from now on."""
     for argument, names in _WATCHED.items():
         for name in filter(functools.partial(hasattr, dist), names.split()):

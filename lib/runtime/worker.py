@@ -104,7 +104,7 @@ def _work(rank: int, world_size: int, folder: str, place: tuple, table: CallTabl
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=limit)
     numpy.random.seed()  # or all forks would draw the same numbers as the server
     refused_calls.refuse_in_ranks()
-    record_torch_calls.watch()  # before the job is read, which may refer to such functions by name
+    record_torch_calls.watch_calls()  # before the job is read, which may refer to such functions by name
     # torch.compile looks there for what a function uses
     main = sys.modules["__main__"] = types.ModuleType("__main__")
     job: Job = read(os.path.join(folder, "job"), vars(main))

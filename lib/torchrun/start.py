@@ -95,7 +95,7 @@ def connect(backend: str, store: dist.Store, watchdog: Watchdog) -> Group:
         text, ranks, _ = watchdog.give_up(watchdog.cannot_connect(str(error).splitlines()[0]))
         raise StartError(text, ranks) from None
     if calls.table is None:
-        record_torch_calls.watch()
+        record_torch_calls.watch_calls()
     calls.table = watchdog.table
     calls.table.state(RUNNING)
     _watchdogs.append(watchdog)

@@ -9,7 +9,7 @@ OLD = {
     "lib.comm.agree": "lib.comm.broadcast_coalesced",
     "lib.tensor_parallel.sequence.see_slices": "lib.tensor_parallel.sequence.mark_partial",
     "lib.mesh.Group": "lib.runtime.group.Group",
-    "lib.runtime.spy.watch": "lib.runtime.record_torch_calls.watch",
+    "lib.runtime.spy.watch": "lib.runtime.record_torch_calls.watch_calls",
     "lib.parallel.ParallelGPT": "lib.parallel_model.ParallelModel",
     "lib.parallel.facts_of": "lib.gradient_ranks.facts_of",
     "lib.runtime.transfer.Pending": "lib.runtime.pending.Pending",

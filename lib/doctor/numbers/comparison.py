@@ -1,0 +1,216 @@
+"""The walk along the chain of a step, until the first link that differs: the rule of the page on wrong runs.
+
+A step is a chain: weights, data, loss, gradients, norm, clipped gradients, options, updates, buffers. What a mistake
+touches differs from its link on, so the first link that differs is the one that says most.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from lib.doctor.numbers.links import loss_differs, of_buffers, of_data, of_norm, of_options, of_weights
+from lib.doctor.numbers.patterns import Pattern, Said, said_of
+from lib.doctor.numbers.recording import KINDS, Numbers
+from lib.doctor.numbers.share import Share, Sides, shares
+from lib.doctor.numbers.side_by_side import Side, check_same_model, shared_names
+
+CHAIN = ("weights", "data", "loss", "gradients", "norm", "clipped", "options", "updates", "buffers")
+CALLS = {"data": "batch", "loss": "backward", "gradients": "backward", "norm": "norm"}  # that show a link
+
+
+@dataclass
+class Difference:
+    """A link that differs. `cause` is a short name of what makes such a pattern; `text` says it with numbers."""
+
+    step: int
+    link: str
+    cause: str
+    text: str
+
+
+@dataclass
+class Comparison:
+    """What two runs have in common, and where they part.
+
+    Attributes:
+        findings: of the first link that differs; none if nothing differs.
+        remarks: what a reader should know, and what is no difference of the training.
+        looked_at: link → how many of them were compared.
+        not_seen: sentences on what was not compared.
+        shares: of the tensors of the link that differs.
+    """
+
+    ours: Numbers
+    one: Numbers
+    exact: Numbers | None
+    findings: list[Difference] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
+    looked_at: dict[str, int] = field(default_factory=dict)
+    not_seen: list[str] = field(default_factory=list)
+    shares: list[Share] = field(default_factory=list)
+    allowed: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def exit_code(self) -> int:
+        """1: they differ. 2: gradients or updates could not be compared. 0: the same training."""
+        if self.findings:
+            return 1
+        has_gradients = self.looked_at.get("gradients") or self.looked_at.get("clipped")
+        return 0 if has_gradients and self.looked_at.get("updates") else 2
+
+
+def compare_numbers(one: Numbers, ours: Numbers, exact: Numbers | None = None) -> Comparison:
+    """Where a run parts from one process, or from any layout that is trusted.
+
+    Args:
+        one: the run that counts as right.
+        ours: the run in question, of any layout.
+        exact: one process in a wider type, which shows how large the rounding of `one` is.
+
+    Raises:
+        ValueError: they are not runs of one model, batch and number of steps; it says the difference.
+    """
+    runs = [run for run in (one, ours, exact) if run is not None]
+    aliases = shared_names(*runs)
+    for other in runs[1:]:
+        check_same_model(one, other, aliases)
+    found = Comparison(ours, one, exact)
+    for step in range(one.steps):
+        sides = Sides(*(Side(run, step, aliases) if run else None for run in (ours, one, exact)), step)
+        if exact and not step:
+            _check_exact(sides)
+        for link in CHAIN:
+            found.findings = [Difference(step + 1, link, *said) for said in _differences(found, sides, link)]
+            if found.findings:
+                return found
+    return found
+
+
+def _check_exact(sides: Sides) -> None:
+    """Raise ValueError if the exact step is none: of other weights or rows, or not computed in a wider type."""
+    there, one = sides.right.run.folder, sides.one.run.folder
+    weights, _ = shares(Sides(sides.one, sides.right, None, 0), "weights")
+    if any(share.apart > 0.02 for share in weights):
+        raise ValueError(f"{there} begins with other weights than {one}: start both from the same")
+    rows = [sorted(row for step in side.steps for row in step.rows) for side in (sides.one, sides.right)]
+    if rows[0] and rows[1] and rows[0] != rows[1]:
+        raise ValueError(f"{there} reads other rows than {one}: give both the same batch")
+    right, base = sides.right.vectors("clipped"), sides.one.vectors("clipped")
+    if right and all(bool((right[name] == base[name]).all()) for name in right if name in base):
+        raise ValueError(f"{there} has the same gradients as {one}, in each bit: record it in a wider type")
+
+
+def _differences(found: Comparison, sides: Sides, link: str) -> list[Said]:
+    """Look at one link, and note what was looked at."""
+    if link in KINDS:
+        return _tensors(found, sides, link)
+    if not _is_recorded(found, sides, link):
+        return []
+    found.looked_at[link] = found.looked_at.get(link, 0) + 1
+    if link == "loss":
+        return list(_loss(found, sides))
+    rules = {"data": of_data, "norm": of_norm, "options": of_options, "buffers": of_buffers}
+    return list(rules[link](sides))
+
+
+def _tensors(found: Comparison, sides: Sides, kind: str) -> list[Said]:
+    compared, unseen = shares(sides, kind)
+    if kind == "gradients" and not sides.ours.held(kind):
+        _is_recorded(found, sides, "gradients")
+        return []
+    if unseen and kind != "weights":
+        _note_unseen(found, sides, kind, unseen)
+    if compared:
+        found.looked_at[kind] = max(found.looked_at.get(kind, 0), len({share.name for share in compared}))
+        finite = [share.allowed for share in compared if share.allowed < math.inf]
+        found.allowed[kind] = max(found.allowed.get(kind, 0.0), *finite)
+    compared = _without_atomics(found, sides, compared)
+    said = list(of_weights(sides, compared)) if kind == "weights" else said_of(Pattern(sides, kind, compared))
+    found.shares = compared if said else []
+    return said
+
+
+def _without_atomics(found: Comparison, sides: Sides, compared: list[Share]) -> list[Share]:
+    """On a GPU, copies that differ in bits, and by no more than rounding, may be right: say so instead."""
+    if sides.ours.run.ranks[0].device == "cpu":
+        return compared
+    rounded = [share for share in compared if share.copies_differ and share.apart <= share.allowed]
+    for share in rounded:
+        share.copies_differ = ()
+    if rounded:
+        _once(
+            found.remarks,
+            f"copies of {rounded[0].name} differ in bits, and by no more than rounding: atomic additions of a GPU may "
+            "do that. Record the same run twice and compare the two: if they differ as much, it is the GPU",
+        )
+    return compared
+
+
+def _loss(found: Comparison, sides: Sides) -> Iterator[Said]:
+    """If the loss differs, its gradients say why."""
+    text = loss_differs(sides)
+    if text is None:
+        return
+    if not sides.ours.held("gradients") or not sides.right.held("gradients"):
+        yield "wrong terms", f"{text}; no gradients were recorded that could say more"
+        return
+    compared, _ = shares(sides, "gradients")
+    said = said_of(Pattern(sides, "gradients", compared))
+    if not said:
+        _once(
+            found.remarks, f"step {sides.step + 1}: {text}, while the gradients are right: only this number differs"
+        )
+        return
+    found.shares = compared
+    for cause, words in said:
+        yield cause, f"{text}; of the gradients {words}"
+
+
+def _is_recorded(found: Comparison, sides: Sides, link: str) -> bool:
+    """Whether both runs show a link; else it is noted what is missing where."""
+    attribute = {"data": "rows", "gradients": "tensors"}.get(link, link)
+    for side in (sides.ours, sides.right):
+        values = [getattr(step, attribute) for step in side.steps]
+        if link == "gradients":
+            values = [value["gradients"] for value in values]
+        if all(value is None or value in ([], {}) for value in values):
+            if link == "norm" and side is sides.right:
+                continue  # the norm is compared with the gradients of the same run
+            if link == "options":
+                why = "the optimizer's tensors are no parameters of the model"
+            elif link == "buffers":
+                return False  # the model has none
+            else:
+                why = f"{CALLS[link]}() was not called in {side.run.folder}"
+            _once(found.not_seen, f"the {link}: {why}")
+            return False
+    return True
+
+
+def _note_unseen(found: Comparison, sides: Sides, kind: str, unseen: list[str]) -> None:
+    few = ", ".join(unseen[:3]) + ", …" * (len(unseen) > 3)
+    where = f"{kind} of step {sides.step + 1}"
+    if kind != "updates":
+        reason = "the other recording has no sums of these regions: record one process with like="
+        if not set(unseen) & {*sides.right.names(kind)}:
+            return  # a tensor without a gradient: the pattern says so
+        _once(found.not_seen, f"{where}, of {len(unseen)} tensors ({few}): {reason}")
+    elif sides.step:
+        _once(found.not_seen, f"{where}: in 32 and 16 bits the weights differ after the first step")
+    elif not sides.ours.run.whole:
+        _once(
+            found.not_seen,
+            f"{where}: the sign of a small slope is rounding, and sums do not show which slope is small",
+        )
+    else:
+        _once(
+            found.not_seen,
+            f"{where}, of {len(unseen)} tensors ({few}): an update is smaller than a step of the weights' type",
+        )
+
+
+def _once(lines: list[str], line: str) -> None:
+    if line not in lines:
+        lines.append(line)

@@ -1,0 +1,238 @@
+"""What `watch` writes down, and how it is read again: plain numbers and tensors, so that a file runs no code."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lib.doctor.numbers.region import Region
+from lib.doctor.numbers.sketch import SUMS
+
+FORMAT = "numbers of a training step, 1"
+KINDS = ("weights", "gradients", "clipped", "updates")
+CLOCKS_S = 60.0  # clocks of hosts may differ by so much
+
+
+@dataclass
+class Part:
+    """What a rank has of a tensor.
+
+    Attributes:
+        region: of the whole tensor.
+        dtype: of the tensor in the program, such as "torch.bfloat16".
+        values: its elements, flattened; or their 64 sums.
+        square: the sum of all squares.
+        largest: the largest magnitude.
+        bits: a check sum of the elements, None if they were never together; equal copies have equal ones.
+        others: in one process, the 64 sums of regions that a parallel run cuts.
+    """
+
+    region: Region
+    dtype: str
+    values: Tensor
+    square: float
+    largest: float
+    bits: int | None
+    others: dict[Region, Tensor] = field(default_factory=dict)
+
+    def minus(self, before: Part) -> Part:
+        """The difference of two such parts; of sums it is that of the elements."""
+        others = {region: sums - before.others[region] for region, sums in self.others.items()}
+        values = self.values.double() - before.values.double()
+        norm = torch.linalg.vector_norm(values).item()
+        largest = values.abs().max().item() if len(values) else 0.0
+        return Part(self.region, self.dtype, values, norm**2, largest, None, others)
+
+    def same_bits(self, other: Part) -> bool:
+        """Whether two copies are equal in each bit."""
+        if self.bits is None or other.bits is None:
+            return torch.equal(self.values, other.values)
+        return self.bits == other.bits
+
+
+@dataclass
+class StepNumbers:
+    """A step of a rank: the links of the chain, each as far as the program showed it."""
+
+    rows: list[int] = field(default_factory=list)
+    batch: list[tuple[Tensor, ...]] = field(default_factory=list)
+    loss: float | None = None
+    norm: float | None = None
+    tensors: dict[str, dict[str, Part]] = field(default_factory=lambda: {kind: {} for kind in KINDS})
+    options: dict[str, dict[str, Any]] = field(default_factory=dict)
+    buffers: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+
+@dataclass
+class RankNumbers:
+    """All steps of a rank, and where it stands. `axes`: name → (index, size); `rows`: axis → own, same or parts."""
+
+    rank: int
+    world: int
+    axes: dict[str, tuple[int, int]]
+    rows: dict[str, str]
+    whole: bool
+    aliases: dict[str, str]
+    optimizer: str
+    device: str
+    began_s: float
+    ended_s: float = 0.0
+    steps: list[StepNumbers] = field(default_factory=list)
+
+
+@dataclass
+class Numbers:
+    """A recorded run: one of each rank, in order."""
+
+    folder: str
+    ranks: list[RankNumbers]
+
+    @property
+    def whole(self) -> bool:
+        """Whether it has every element, not sums."""
+        return self.ranks[0].whole
+
+    @property
+    def steps(self) -> int:
+        return len(self.ranks[0].steps)
+
+
+def write_rank(path: Path, rank: RankNumbers) -> None:
+    """Write what a rank has so far; a reader finds the old file or the new one, never half of one."""
+    rank.ended_s = time.time()
+    plain = {key: value for key, value in vars(rank).items() if key != "steps"}
+    plain |= {"format": FORMAT, "torch": str(torch.__version__), "steps": [_plain_step(step) for step in rank.steps]}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    half = path.with_suffix(".half")
+    torch.save(plain, half)
+    half.replace(path)
+
+
+def _plain_step(step: StepNumbers) -> dict[str, Any]:
+    tensors = {
+        kind: {name: _plain_part(part) for name, part in parts.items()} for kind, parts in step.tensors.items()
+    }
+    return vars(step) | {"tensors": tensors}
+
+
+def _plain_part(part: Part) -> dict[str, Any]:
+    others = [(tuple(region), sums) for region, sums in part.others.items()]
+    return vars(part) | {"region": tuple(part.region), "others": others}
+
+
+def read_numbers(folder: str | Path) -> Numbers:
+    """The run that `watch` wrote into a folder.
+
+    Raises:
+        ValueError: no such folder; a file is missing, cut short, of another kind or of another run. It names the file.
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise ValueError(f"{folder} is no folder: give the one that watch() wrote to")
+    paths = sorted(folder.glob("rank*.pt"))
+    if not paths:
+        raise ValueError(f"{folder} has no rank*.pt: did watch() see an optimizer step there?")
+    ranks = sorted((_read_rank(path) for path in paths), key=lambda rank: rank.rank)
+    _check_ranks(folder, ranks)
+    return Numbers(str(folder), ranks)
+
+
+def _read_rank(path: Path) -> RankNumbers:
+    try:
+        plain = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # of the zip, of the pickle, of the system: each version of torch has its own
+        raise ValueError(
+            f"{path} cannot be read: cut short, or not written by watch() ({type(error).__name__})"
+        ) from None
+    if not isinstance(plain, dict) or plain.get("format") != FORMAT:
+        raise ValueError(f"{path} was not written by watch(), or by another version of it")
+    try:
+        steps = [_step(one, plain["whole"]) for one in plain["steps"]]
+        kept = {key: plain[key] for key in RankNumbers.__dataclass_fields__ if key != "steps"}
+        kept["axes"] = {str(name): (int(index), int(size)) for name, (index, size) in kept["axes"].items()}
+        rank = RankNumbers(**kept, steps=steps)
+        if path.name != f"rank{rank.rank}.pt" or not 0 <= rank.rank < rank.world:
+            raise ValueError(f"it is of rank {rank.rank} of {rank.world}")
+        if rank.rows.keys() != rank.axes.keys():
+            raise ValueError("its axes have no rows")
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+        raise ValueError(f"{path} is damaged, or was not written by watch(): {error}") from None
+    return rank
+
+
+def _step(plain: dict[str, Any], whole: bool) -> StepNumbers:
+    tensors = {kind: {str(name): _part(one, whole) for name, one in plain["tensors"][kind].items()} for kind in KINDS}
+    return StepNumbers(**plain | {"tensors": tensors})
+
+
+def _part(plain: dict[str, Any], whole: bool) -> Part:
+    part = Part(**plain | {"region": _region(plain["region"]), "others": {}})
+    part.others = {_region(region): sums for region, sums in plain["others"]}
+    if fault := part.region.fault():
+        raise ValueError(f"a part {fault}")
+    if part.values.shape != (part.region.numel if whole else SUMS,):
+        raise ValueError(f"a part of {part.region.numel} elements has {list(part.values.shape)}")
+    return part
+
+
+def _region(plain: Any) -> Region:
+    shape, ranges, flat = plain
+    return Region(
+        tuple(map(int, shape)), tuple(tuple((int(a), int(b)) for a, b in held) for held in ranges), bool(flat)
+    )
+
+
+def _check_ranks(folder: Path, ranks: list[RankNumbers]) -> None:
+    """Raise ValueError if these are not the files of one run."""
+    world = ranks[0].world
+    here = {rank.rank for rank in ranks}
+    if odd := [rank for rank in ranks if rank.world != world]:
+        raise ValueError(
+            f"{folder} has files of two runs: rank {ranks[0].rank} was one of {world}, rank {odd[0].rank} one of "
+            f"{odd[0].world}; record again into an empty folder"
+        )
+    if missing := sorted({*range(world)} - here):
+        raise ValueError(f"{folder} has no file of rank {missing[0]}: {len(here)} of {world} ranks are there")
+    steps = [len(rank.steps) for rank in ranks]
+    if len({*steps}) > 1:
+        raise ValueError(f"{folder}: the ranks recorded {', '.join(map(str, steps))} steps; did a rank end early?")
+    for what in ("whole", "optimizer"):
+        if len({getattr(rank, what) for rank in ranks}) > 1:
+            raise ValueError(f"{folder} has files of two runs: they differ in {what}")
+    if len({tuple(rank.axes) for rank in ranks}) > 1:
+        raise ValueError(f"{folder}: ranks name different axes; give watch() the same axes= on every rank")
+    latest, earliest = max(ranks, key=lambda rank: rank.began_s), min(ranks, key=lambda rank: rank.ended_s)
+    if latest.began_s > earliest.ended_s + CLOCKS_S:
+        raise ValueError(
+            f"{folder} has files of two runs: rank {latest.rank} began {latest.began_s - earliest.ended_s:.0f} s after "
+            f"rank {earliest.rank} had ended; record again into an empty folder"
+        )
+    _check_shapes(folder, ranks)
+
+
+def _check_shapes(folder: Path, ranks: list[RankNumbers]) -> None:
+    """Raise ValueError if ranks say different shapes of a whole tensor, or no rank has some of its elements."""
+    held: dict[str, dict[Region, None]] = {}
+    for rank in ranks:
+        for name, part in rank.steps[0].tensors["weights"].items():
+            held.setdefault(name, {})[part.region] = None
+    for name, regions in held.items():
+        shapes = {region.shape for region in regions}
+        if len(shapes) > 1:
+            listed = " and ".join(str(list(shape)) for shape in sorted(shapes))
+            raise ValueError(
+                f"{folder}: ranks say that {name} has shapes {listed}; shards of unequal size need ranges in cut"
+            )
+        shape = shapes.pop()
+        elements = Region.whole(shape).numel
+        if sum(region.numel for region in regions) < elements:
+            there = sum(region.numel for region in regions)
+            raise ValueError(
+                f"{folder} has {there} of {elements} elements of {name}: if its shards have the names of whole "
+                "tensors, give watch() a cut= that says so"
+            )

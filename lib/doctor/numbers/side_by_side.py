@@ -1,0 +1,158 @@
+"""Two runs, and perhaps the exact step, in one form: a part of one beside the same elements of the other.
+
+The problem: one run has whole tensors, the other shards of another layout; a recording has elements or their sums; and
+a tied weight has one name here and two there. The idea: for any region of any tensor, the right run can say its
+vector, of elements or of sums. Shares, norms and distances are the same operations on either.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from lib.doctor.numbers.recording import Numbers, Part, StepNumbers
+from lib.doctor.numbers.region import Region
+
+
+class Held(NamedTuple):
+    """A part of a tensor on a rank. `name` is that of the other run, `own_name` that of this rank."""
+
+    rank: int
+    name: str
+    own_name: str
+    part: Part
+
+
+class Side:
+    """One of the two runs, at one step.
+
+    Attributes:
+        run: the recording.
+        steps: this step of each rank.
+        is_wide: whether its weights and gradients are float64.
+    """
+
+    steps: list[StepNumbers]
+
+    def __init__(self, run: Numbers, step: int, aliases: dict[str, str]) -> None:
+        self.run, self.steps = run, [rank.steps[step] for rank in run.ranks]
+        self._aliases = aliases
+        self._held: dict[str, list[Held]] = {}
+        self._whole: dict[str, dict[str, Tensor]] = {}
+        dtypes = {_dtype(held.part.dtype) for kind in ("weights", "clipped") for held in self.held(kind)}
+        self.is_wide = dtypes == {torch.float64}
+
+    def held(self, kind: str) -> list[Held]:
+        """All parts of a kind, by rank and in the order of the model."""
+        if kind not in self._held:
+            self._held[kind] = [
+                Held(rank, self._aliases.get(name, name), name, part)
+                for rank, step in enumerate(self.steps)
+                for name, part in step.tensors[kind].items()
+            ]
+        return self._held[kind]
+
+    def names(self, kind: str) -> list[str]:
+        """Names of all tensors of a kind, in the order of the model."""
+        return list(dict.fromkeys(held.name for held in self.held(kind)))
+
+    def vectors(self, kind: str) -> dict[str, Tensor]:
+        """Name → all elements of the whole tensor, flattened in float64, or its 64 sums. Lowest ranks first."""
+        if kind not in self._whole:
+            by_name: dict[str, list[Held]] = {}
+            for held in self.held(kind):
+                by_name.setdefault(held.name, []).append(held)
+            join = _elements if self.run.whole else _sums
+            found = {name: join(parts) for name, parts in by_name.items()}
+            self._whole[kind] = {name: vector for name, vector in found.items() if vector is not None}
+        return self._whole[kind]
+
+    def vector(self, kind: str, name: str, region: Region) -> Tensor | None:
+        """Elements or sums of a region; None if the recording cannot say them."""
+        whole = self.vectors(kind).get(name)
+        if whole is None:
+            return None
+        if region.is_whole:
+            return whole if not self.run.whole else whole[region.positions()]
+        if self.run.whole:
+            return whole[region.positions()]
+        for held in self.held(kind):
+            if held.name == name and held.part.region == region:
+                return held.part.values
+            if held.name == name and region in held.part.others:
+                return held.part.others[region]
+        return None
+
+
+def _dtype(name: str) -> torch.dtype:
+    found = getattr(torch, name.removeprefix("torch."), None)
+    if not isinstance(found, torch.dtype) or not found.is_floating_point:
+        raise ValueError(f"a recording has elements of type {name!r}")
+    return found
+
+
+def _elements(parts: list[Held]) -> Tensor:
+    """The whole tensor, of the lowest ranks that hold its elements; nan where none does."""
+    whole = torch.full((math.prod(parts[0].part.region.shape),), math.nan, dtype=torch.float64)
+    for held in reversed(parts):
+        whole[held.part.region.positions()] = held.part.values.double()
+    return whole
+
+
+def _sums(parts: list[Held]) -> Tensor | None:
+    """The sums of the whole tensor, if the regions are all of it, once each."""
+    regions = {}
+    for held in reversed(parts):
+        regions[held.part.region] = held.part.values
+    for region, sums in regions.items():
+        if region.is_whole:
+            return sums
+    if sum(region.numel for region in regions) != math.prod(parts[0].part.region.shape):
+        return None
+    return torch.stack(list(regions.values())).sum(0)
+
+
+def shared_names(*runs: Numbers) -> dict[str, str]:
+    """Second names of tied tensors, in any of the runs → the first."""
+    found: dict[str, str] = {}
+    for run in runs:
+        for rank in run.ranks:
+            found |= rank.aliases
+    return found
+
+
+def check_same_model(one: Numbers, other: Numbers, aliases: dict[str, str]) -> None:
+    """Raise ValueError, with the difference, if two recordings are not of one model, kind and number of steps."""
+    if one.whole != other.whole:
+        kinds = {True: "every element", False: "sums (sketch=True)"}
+        raise ValueError(
+            f"{one.folder} has {kinds[one.whole]}, {other.folder} has {kinds[other.whole]}: record both in the same way"
+        )
+    if one.steps != other.steps:
+        raise ValueError(
+            f"{one.folder} has {one.steps} steps, {other.folder} has {other.steps}: record both with the same steps="
+        )
+    shapes = [dict(_shapes(run, aliases)) for run in (one, other)]
+    for mine, theirs, here, there in ((*shapes, one, other), (*reversed(shapes), other, one)):
+        if missing := [name for name in mine if name not in theirs]:
+            few = ", ".join(missing[:3]) + ", …" * (len(missing) > 3)
+            raise ValueError(
+                f"{len(missing)} tensors are only in {here.folder} ({few}), not in {there.folder}: another model, or "
+                "other names, which cut= can give"
+            )
+    for name, shape in shapes[0].items():
+        if shapes[1][name] != shape:
+            raise ValueError(
+                f"{name} has shape {list(shape)} in {one.folder}, {list(shapes[1][name])} in {other.folder}: another "
+                "model, or a cut that is not told: give watch() a cut="
+            )
+
+
+def _shapes(run: Numbers, aliases: dict[str, str]) -> Iterator[tuple[str, tuple[int, ...]]]:
+    for rank in run.ranks:
+        for name, part in rank.steps[0].tensors["weights"].items():
+            yield aliases.get(name, name), part.region.shape

@@ -1,0 +1,14 @@
+"""Words and columns of what the instruments of `lib` print."""
+
+from collections.abc import Iterable, Sequence
+
+
+def counted(number: int, what: str) -> str:
+    """A number of things, in the singular if it is one."""
+    return f"{number} {what}{'s' * (number != 1)}"
+
+
+def aligned(rows: Iterable[Sequence[str]]) -> list[str]:
+    """Lines with columns as wide as their widest cell."""
+    columns = [[cell.rjust(max(map(len, column))) for cell in column] for column in zip(*rows, strict=True)]
+    return ["  " + "  ".join(row) for row in zip(*columns, strict=True)]
