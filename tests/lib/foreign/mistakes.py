@@ -50,7 +50,7 @@ MISTAKES = [
     Mistake(start.OneSeedForAllShards, "handsp", 2, "weights", "same seed on shards"),
     Mistake(start.FusedInOnePiece, "hand", 2, "weights", "shards of several pieces", Settings(fused=True)),
     Mistake(start.CutToldInOnePiece, "hand", 2, "weights", "shards of several pieces", Settings(fused=True)),
-    Mistake(start.WeightsRounded, "ddp", 2, "weights", "own weights", step=2),
+    Mistake(start.WeightsRounded, "ddp", 2, "weights", "own weights or copies step apart", step=2),
     Mistake(start.NotDivided, "ddp", 2, "data", "data not divided"),
     Mistake(start.DividedTwice, "fsdp2", 2, "data", "rows missing"),
     Mistake(start.RowsByGlobalRank, "hand", 2, "data", "a replica reads other rows"),
@@ -83,7 +83,6 @@ MISTAKES = [
     Mistake(sums.NormsSummedTwice, "handsp", 2, "gradients", "counted twice"),
     Mistake(sums.WrongAxis, "hand_dp", 4, "gradients", "wrong axis"),
     Mistake(sums.NeverSynchronised, "ddp", 2, "gradients", "missing sum", Settings(microbatches=2)),
-    Mistake(sums.NeverReduced, "fsdp2", 2, "gradients", "no gradient", Settings(microbatches=2)),
     Mistake(sums.ClippedBeforeSum, "ddp", 2, "gradients", "missing sum"),
     Mistake(sums.OneRankDivides, "ddp", 2, "gradients", "one factor"),
     Mistake(sums.TiedSummedTwice, "ddp", 2, "gradients", "counted twice", Settings(tied=True)),
@@ -109,5 +108,11 @@ MISTAKES = [
     Mistake(start.MomentsLost, "ddp", 2, "updates", "optimizer state", step=2),
     Mistake(start.MomentsLostOfOneRank, "ddp", 2, "updates", "copies step apart", step=2),
     Mistake(start.MuonOnShards, "hand", 2, "updates", "optimizer state", Settings(optimizer="muon")),
-    Mistake(sums.StepTwice, "ddp", 2, "gradients or updates", "no gradient or optimizer state", step=2),
+    # Its second step has no batch and no backward, only what the first left in the gradients.
+    Mistake(sums.StepTwice, "ddp", 2, "gradients or clipped", "no gradient or stale gradients", step=2),
+]
+
+# `watch` refuses these in the program itself, on all ranks: of each the words that its error must have.
+REFUSED = [
+    (Case("fsdp2", 2, sums.NeverReduced, Settings(microbatches=2)), "no parameter has a gradient"),
 ]
