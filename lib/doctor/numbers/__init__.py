@@ -8,7 +8,7 @@ Must never know a layer of this library, or a framework that the program did not
 
 from lib.doctor.numbers.comparison import Comparison, compare_numbers
 from lib.doctor.numbers.page import page_of_numbers
-from lib.doctor.numbers.recording import Numbers, read_numbers
+from lib.doctor.numbers.recorded_numbers import Numbers, read_numbers
 from lib.doctor.numbers.start import start_from
 from lib.doctor.numbers.torch_insides import CannotSee
 from lib.doctor.numbers.watch import Watch, watch

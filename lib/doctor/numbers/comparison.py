@@ -6,15 +6,15 @@ touches differs from its link on, so the first link that differs is the one that
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from lib.doctor.numbers.links import loss_differs, of_buffers, of_data, of_norm, of_options, of_weights
 from lib.doctor.numbers.patterns import Pattern, Said, said_of
-from lib.doctor.numbers.recording import KINDS, Numbers
+from lib.doctor.numbers.recorded_numbers import KINDS, Numbers
 from lib.doctor.numbers.share import Share, Sides, shares
 from lib.doctor.numbers.side_by_side import Side, check_same_model, shared_names
+from lib.runtime.words import counted
 
 CHAIN = ("weights", "data", "loss", "gradients", "norm", "clipped", "options", "updates", "buffers")
 CALLS = {"data": "batch", "loss": "backward", "gradients": "backward", "norm": "norm"}  # that show a link
@@ -37,9 +37,11 @@ class Comparison:
     Attributes:
         findings: of the first link that differs; none if nothing differs.
         remarks: what a reader should know, and what is no difference of the training.
-        looked_at: link → how many of them were compared.
+        looked_at: link → how many tensors were compared, and how many of them are zero but for rounding.
         not_seen: sentences on what was not compared.
         shares: of the tensors of the link that differs.
+        allowed: kind of tensors → the largest distance that rounding may explain.
+        has_gaps: whether tensors of a link that was looked at could not be compared.
     """
 
     ours: Numbers
@@ -47,18 +49,19 @@ class Comparison:
     exact: Numbers | None
     findings: list[Difference] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
-    looked_at: dict[str, int] = field(default_factory=dict)
+    looked_at: dict[str, tuple[int, int]] = field(default_factory=dict)
     not_seen: list[str] = field(default_factory=list)
     shares: list[Share] = field(default_factory=list)
     allowed: dict[str, float] = field(default_factory=dict)
+    has_gaps: bool = False
 
     @property
     def exit_code(self) -> int:
-        """1: they differ. 2: gradients or updates could not be compared. 0: the same training."""
+        """1: they differ. 2: gradients or updates could not all be compared. 0: the same training."""
         if self.findings:
             return 1
-        has_gradients = self.looked_at.get("gradients") or self.looked_at.get("clipped")
-        return 0 if has_gradients and self.looked_at.get("updates") else 2
+        has_gradients = "gradients" in self.looked_at or "clipped" in self.looked_at
+        return 0 if has_gradients and "updates" in self.looked_at and not self.has_gaps else 2
 
 
 def compare_numbers(one: Numbers, ours: Numbers, exact: Numbers | None = None) -> Comparison:
@@ -91,8 +94,8 @@ def compare_numbers(one: Numbers, ours: Numbers, exact: Numbers | None = None) -
 def _check_exact(sides: Sides) -> None:
     """Raise ValueError if the exact step is none: of other weights or rows, or not computed in a wider type."""
     there, one = sides.right.run.folder, sides.one.run.folder
-    weights, _ = shares(Sides(sides.one, sides.right, None, 0), "weights")
-    if any(share.apart > 0.02 for share in weights):
+    weights = shares(Sides(sides.one, sides.right, None, 0), "weights")
+    if any(share.apart > 0.02 for share in weights.shares):
         raise ValueError(f"{there} begins with other weights than {one}: start both from the same")
     rows = [sorted(row for step in side.steps for row in step.rows) for side in (sides.one, sides.right)]
     if rows[0] and rows[1] and rows[0] != rows[1]:
@@ -108,7 +111,7 @@ def _differences(found: Comparison, sides: Sides, link: str) -> list[Said]:
         return _tensors(found, sides, link)
     if not _is_recorded(found, sides, link):
         return []
-    found.looked_at[link] = found.looked_at.get(link, 0) + 1
+    found.looked_at[link] = 0, 0
     if link == "loss":
         return list(_loss(found, sides))
     rules = {"data": of_data, "norm": of_norm, "options": of_options, "buffers": of_buffers}
@@ -116,26 +119,38 @@ def _differences(found: Comparison, sides: Sides, link: str) -> list[Said]:
 
 
 def _tensors(found: Comparison, sides: Sides, kind: str) -> list[Said]:
-    compared, unseen = shares(sides, kind)
-    if kind == "gradients" and not sides.ours.held(kind):
-        _is_recorded(found, sides, "gradients")
+    if kind == "gradients" and not _is_recorded(found, sides, "gradients"):
         return []
-    if unseen and kind != "weights":
-        _note_unseen(found, sides, kind, unseen)
-    if compared:
-        found.looked_at[kind] = max(found.looked_at.get(kind, 0), len({share.name for share in compared}))
-        finite = [share.allowed for share in compared if share.allowed < math.inf]
-        found.allowed[kind] = max(found.allowed.get(kind, 0.0), *finite)
-    compared = _without_atomics(found, sides, compared)
-    said = list(of_weights(sides, compared)) if kind == "weights" else said_of(Pattern(sides, kind, compared))
-    found.shares = compared if said else []
+    compared = shares(sides, kind)
+    _note_unseen(found, sides, kind, compared.unseen)
+    if not sides.ours.run.whole and _only_whole_tensors(sides, kind):
+        _once(found.not_seen, "ranks one by one: the other run has no sums of their shards; record it with like=")
+    seen = {share.name for share in compared.shares}
+    if seen or compared.zeros:
+        counts = len(seen | {*compared.zeros}), len({*compared.zeros} - seen)
+        found.looked_at[kind] = max(found.looked_at.get(kind, (0, 0)), counts)
+    for share in compared.shares:
+        found.allowed[kind] = max(found.allowed.get(kind, 0.0), share.allowed)
+    _excuse_atomics(found, sides, compared.shares)
+    pattern = Pattern(sides, kind, compared.shares)
+    said = list(of_weights(sides, compared.shares)) if kind == "weights" else said_of(pattern)
+    found.shares = compared.shares if said else []
     return said
 
 
-def _without_atomics(found: Comparison, sides: Sides, compared: list[Share]) -> list[Share]:
+def _only_whole_tensors(sides: Sides, kind: str) -> bool:
+    """Whether the other run has no sums of some shard of ours."""
+    for held in sides.ours.held(kind):
+        known = sides.right.vector(kind, held.name, held.part.region) is not None
+        if held.part.region.numel and not known and held.name in sides.right.vectors(kind):
+            return True
+    return False
+
+
+def _excuse_atomics(found: Comparison, sides: Sides, compared: list[Share]) -> None:
     """On a GPU, copies that differ in bits, and by no more than rounding, may be right: say so instead."""
     if sides.ours.run.ranks[0].device == "cpu":
-        return compared
+        return
     rounded = [share for share in compared if share.copies_differ and share.apart <= share.allowed]
     for share in rounded:
         share.copies_differ = ()
@@ -145,7 +160,6 @@ def _without_atomics(found: Comparison, sides: Sides, compared: list[Share]) -> 
             f"copies of {rounded[0].name} differ in bits, and by no more than rounding: atomic additions of a GPU may "
             "do that. Record the same run twice and compare the two: if they differ as much, it is the GPU",
         )
-    return compared
 
 
 def _loss(found: Comparison, sides: Sides) -> Iterator[Said]:
@@ -156,7 +170,7 @@ def _loss(found: Comparison, sides: Sides) -> Iterator[Said]:
     if not sides.ours.held("gradients") or not sides.right.held("gradients"):
         yield "wrong terms", f"{text}; no gradients were recorded that could say more"
         return
-    compared, _ = shares(sides, "gradients")
+    compared = shares(sides, "gradients").shares
     said = said_of(Pattern(sides, "gradients", compared))
     if not said:
         _once(
@@ -183,32 +197,28 @@ def _is_recorded(found: Comparison, sides: Sides, link: str) -> bool:
             elif link == "buffers":
                 return False  # the model has none
             else:
-                why = f"{CALLS[link]}() was not called in {side.run.folder}"
+                why = f"{CALLS[link]}() was not called in the program"
             _once(found.not_seen, f"the {link}: {why}")
             return False
     return True
 
 
 def _note_unseen(found: Comparison, sides: Sides, kind: str, unseen: list[str]) -> None:
+    """Say what was not compared; a tensor that one run does not have at all, the pattern says."""
+    unseen = [name for name in unseen if name in sides.right.names(kind)]
     few = ", ".join(unseen[:3]) + ", …" * (len(unseen) > 3)
-    where = f"{kind} of step {sides.step + 1}"
-    if kind != "updates":
-        reason = "the other recording has no sums of these regions: record one process with like="
-        if not set(unseen) & {*sides.right.names(kind)}:
-            return  # a tensor without a gradient: the pattern says so
-        _once(found.not_seen, f"{where}, of {len(unseen)} tensors ({few}): {reason}")
-    elif sides.step:
-        _once(found.not_seen, f"{where}: in 32 and 16 bits the weights differ after the first step")
-    elif not sides.ours.run.whole:
-        _once(
-            found.not_seen,
-            f"{where}: the sign of a small slope is rounding, and sums do not show which slope is small",
-        )
+    if not unseen:
+        return
+    if kind == "updates" and sides.step:
+        _once(found.not_seen, "updates after step 1: in 32 and 16 bits the weights differ after the first step")
+        return
+    found.has_gaps = True
+    if kind == "updates":
+        why = "smaller than the distance of two neighbouring weights of that type"
+        _once(found.not_seen, f"updates of {counted(len(unseen), 'tensor')} ({few}): {why}")
     else:
-        _once(
-            found.not_seen,
-            f"{where}, of {len(unseen)} tensors ({few}): an update is smaller than a step of the weights' type",
-        )
+        why = "the sums do not tell all their elements"
+        _once(found.not_seen, f"{kind} of {counted(len(unseen), 'tensor')} ({few}): {why}")
 
 
 def _once(lines: list[str], line: str) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from lib.doctor.numbers.patterns import Said
-from lib.doctor.numbers.recording import Numbers, RankNumbers, StepNumbers
+from lib.doctor.numbers.recorded_numbers import Numbers, RankNumbers, StepNumbers
 from lib.doctor.numbers.share import Share, Sides
 from lib.runtime.hang import named_ranks
 from lib.runtime.words import counted
@@ -84,7 +84,7 @@ def has_parts(rank: RankNumbers) -> bool:
     return any(rank.rows[axis] == "parts" and size > 1 for axis, (_, size) in rank.axes.items())
 
 
-def rows_of(run: Numbers, steps: list[StepNumbers]) -> dict[tuple[int, ...], list[Counter[int]]]:
+def rows_read(run: Numbers, steps: list[StepNumbers]) -> dict[tuple[int, ...], list[Counter[int]]]:
     """The rows that each replica read, as each of its ranks did. Ranks that read parts of rows are put together."""
     found: dict[tuple[int, ...], list[Counter[int]]] = {}
     together: dict[tuple, Counter[int]] = {}
@@ -107,9 +107,9 @@ def of_data(sides: Sides) -> Iterator[Said]:
     Raises:
         ValueError: no row is in both.
     """
-    ours = rows_of(sides.ours.run, sides.ours.steps)
+    ours = rows_read(sides.ours.run, sides.ours.steps)
     wanted: Counter[int] = Counter()
-    for first, *_ in rows_of(sides.right.run, sides.right.steps).values():
+    for first, *_ in rows_read(sides.right.run, sides.right.steps).values():
         wanted += first
     if not wanted or not ours:
         return

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tomllib
 from functools import cache
 from pathlib import Path
+from textwrap import fill
 
 from lib.doctor.numbers.comparison import Comparison
 from lib.doctor.numbers.share import TIMES, UNKNOWN, Share
@@ -23,7 +24,7 @@ WORDS = {
     "buffers": "the buffers",
 }
 SHOWN = "numbers_shown.toml"  # in a folder beside this library: cause → where a reader finds it explained
-MOST_TENSORS, MOST_RANKS = 10, 8
+MOST_TENSORS, MOST_RANKS, WIDTH = 10, 8, 96
 
 
 @cache
@@ -38,56 +39,63 @@ def shown_in(folder: str = ROOT) -> dict[str, list[str]]:
 
 def page_of_numbers(found: Comparison) -> str:
     """The page for a terminal."""
-    lines = [_heading(found), ""]
+    lines = [*_filled([_heading(found)]), ""]
     if found.looked_at:
         parts = [_counted(found, link) for link in WORDS if link in found.looked_at]
-        lines.append(f"compared: {', '.join(parts)}")
-    lines += [f"not compared: {sentence}" for sentence in found.not_seen]
-    lines += [f"note: {sentence}" for sentence in found.remarks]
+        lines += _filled([f"compared: {', '.join(parts)}"])
+    lines += _filled([f"not compared: {sentence}" for sentence in found.not_seen])
+    lines += _filled([f"note: {sentence}" for sentence in found.remarks])
     lines += ["", *_verdict(found)]
     return "\n".join(lines)
 
 
 def _heading(found: Comparison) -> str:
-    ours, one = found.ours, found.one
-    exact = f", exact: {found.exact.folder}" if found.exact else ""
-    axes = " · ".join(f"{axis} {size}" for axis, (_, size) in ours.ranks[0].axes.items()) or "one process"
-    what = "every element" if ours.whole else "64 sums of each tensor"
+    runs = [run for run in (found.ours, found.one, found.exact) if run is not None]
+    names = [Path(run.folder).name for run in runs]
+    if len({*names}) < len(names):
+        names = [run.folder for run in runs]
+    ours, one, *exact = names
+    axes = " · ".join(f"{axis} {size}" for axis, (_, size) in found.ours.ranks[0].axes.items()) or "one process"
+    exactly = f", exact: {exact[0]}" if exact else ""
+    what = "every element" if found.ours.whole else "64 sums of each tensor"
     return (
-        f"{ours.folder} ({counted(len(ours.ranks), 'rank')}, {axes}) beside {one.folder}{exact}: "
-        f"{counted(ours.steps, 'step')}, {what}"
+        f"{ours} ({counted(len(found.ours.ranks), 'rank')}, {axes}) beside {one}{exactly}: "
+        f"{counted(found.ours.steps, 'step')}, {what}"
     )
 
 
 def _counted(found: Comparison, link: str) -> str:
     """A link that was compared, and how many tensors of it."""
-    tensors = link in ("weights", "gradients", "clipped", "updates")
-    return f"{WORDS[link]} of {counted(found.looked_at[link], 'tensor')}" if tensors else WORDS[link]
+    tensors, zeros = found.looked_at[link]
+    if not tensors:
+        return WORDS[link]
+    rounding = f", {zeros} of them zero but for rounding" if zeros else ""
+    return f"{WORDS[link]} ({counted(tensors, 'tensor')}{rounding})"
 
 
 def _verdict(found: Comparison) -> list[str]:
     if not found.findings:
         if found.exit_code:
-            return ["could not see: neither gradients nor updates could be compared, so this says nothing"]
+            return ["could not see: what was compared agrees, and too much was not compared", *_hidden(found)]
         return ["the same training: no link that was compared differs", *_hidden(found)]
     first = found.findings[0]
     lines = [f"step {first.step}: the first link that differs is {WORDS[first.link]}"]
     for finding in found.findings:
-        lines.append(f"  {finding.text}")
-        places = shown_in().get(finding.cause, [])
-        lines += [f"  shown in {place}" for place in places]
+        lines += _filled([finding.text], "  ")
+        lines += [f"  shown in {place}" for place in shown_in().get(finding.cause, [])]
     if found.shares:
         lines += ["", *_table(found.shares)]
     return [*lines, *_hidden(found)]
 
 
 def _table(shares: list[Share]) -> list[str]:
-    """A line for each tensor, the worst first: its shares of the right one, how far apart it is, what is allowed."""
+    """A line for each tensor that differs, the worst first: its shares, how far apart it is, what is allowed."""
     by_name: dict[str, dict[int, Share]] = {}
     for share in shares:
         by_name.setdefault(share.own_name, {})[share.rank] = share
     worst = {name: max(of.values(), key=_badness) for name, of in by_name.items()}
-    names = sorted(by_name, key=lambda name: -_badness(worst[name]))
+    sick = [name for name, of in by_name.items() if any(share.is_sick for share in of.values())]
+    names = sorted(sick, key=lambda name: -_badness(worst[name]))
     ranks = sorted({share.rank for share in shares})
     shown = ranks[:MOST_RANKS]
     rows = [["share of the right one", *(f"rank {rank}" for rank in shown), "apart", "allowed"]]
@@ -96,10 +104,12 @@ def _table(shares: list[Share]) -> list[str]:
         cells = [f"{of[rank].share:.4f}" if rank in of else "·" for rank in shown]
         rows.append([name[-40:], *cells, f"{worst[name].apart:.2g}", f"{worst[name].allowed:.1g}"])
     width = max(len(row[0]) for row in rows)
-    rows = [[row[0].ljust(width), *row[1:]] for row in rows]
-    more = [f"  … and {counted(len(names) - MOST_TENSORS, 'tensor')} more"] if len(names) > MOST_TENSORS else []
-    more += [f"  … and {counted(len(ranks) - MOST_RANKS, 'rank')} more"] if len(ranks) > MOST_RANKS else []
-    return [*aligned(rows), *more]
+    lines = aligned([row[0].ljust(width), *row[1:]] for row in rows)
+    more = [(len(names) - MOST_TENSORS, "tensor"), (len(ranks) - MOST_RANKS, "rank")]
+    lines += [f"  … and {counted(number, f'more {what}')}" for number, what in more if number > 0]
+    if healthy := len(by_name) - len(names):
+        lines.append(f"  {counted(healthy, 'tensor')} as in the other run")
+    return lines
 
 
 def _badness(share: Share) -> float:
@@ -108,18 +118,18 @@ def _badness(share: Share) -> float:
 
 def _hidden(found: Comparison) -> list[str]:
     """What rounding hides, as far as it is known."""
-    kinds = [kind for kind in ("gradients", "clipped") if kind in found.allowed]
-    if not kinds or found.allowed[kinds[0]] < 1e-8:
+    allowed = [found.allowed[kind] for kind in ("gradients", "clipped") if kind in found.allowed]
+    if not allowed or max(allowed) < 1e-8:
         return []
-    most = max(found.allowed[kind] for kind in kinds)
+    known, narrow = f"less than {max(allowed):.1g} of a gradient", "sums in the type of the program"
+    how = f", {TIMES:.0f} times the rounding of one process"
     if found.exact is None:
-        return [
-            "",
-            f"hidden by rounding: a mistake that changes less than {UNKNOWN:.0%} of a gradient, sums in a narrower "
-            "type, and updates after step 1. One process in a wider type (--exact) shows how large rounding is",
-        ]
-    return [
-        "",
-        f"hidden by rounding: a mistake that changes less than {most:.1g} of a gradient ({TIMES:.0f} times the rounding "
-        "of one process), sums in the type in which the program computes anyway, and updates after step 1",
-    ]
+        known, narrow = f"less than {UNKNOWN:.0%} of a gradient", "sums in a narrower type"
+        how = "; one process in a wider type (--exact) shows how large rounding is"
+    return ["", *_filled([f"hidden by rounding: {known}{how}; {narrow}; updates after step 1"])]
+
+
+def _filled(sentences: list[str], indent: str = "") -> list[str]:
+    """Lines that a terminal shows whole."""
+    texts = [fill(one, WIDTH, initial_indent=indent, subsequent_indent=indent or "  ") for one in sentences]
+    return [line for text in texts for line in text.splitlines()]

@@ -7,6 +7,7 @@ times its stride. Any two regions, of any two layouts, then speak of the same po
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -52,7 +53,7 @@ class Region(NamedTuple):
     @property
     def grid(self) -> tuple[int, ...]:
         """The shape along whose dimensions `ranges` count."""
-        return (math.prod(self.shape),) if self.flat else self.shape
+        return (self.of,) if self.flat else self.shape
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -64,8 +65,13 @@ class Region(NamedTuple):
         return math.prod(self.sizes)
 
     @property
+    def of(self) -> int:
+        """Elements of the whole tensor."""
+        return math.prod(self.shape)
+
+    @property
     def is_whole(self) -> bool:
-        return self.numel == math.prod(self.shape)
+        return self.numel == self.of
 
     def fault(self) -> str | None:
         """Why this is no region of its tensor, or None."""
@@ -75,6 +81,22 @@ class Region(NamedTuple):
             if not all(0 <= start <= stop <= size for start, stop in ranges):
                 return f"has indices {list(ranges)} of {size}"
         return None
+
+    def take(self, whole: Tensor) -> Tensor:
+        """The elements of this region, flattened, out of a flattened whole tensor."""
+        held = whole.view(self.grid)
+        for dim, ranges in enumerate(self.ranges):
+            pieces = [held.narrow(dim, start, stop - start) for start, stop in ranges]
+            held = pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim) if pieces else held.narrow(dim, 0, 0)
+        return held.flatten()
+
+    def put(self, values: Tensor, whole: Tensor) -> None:
+        """Write the elements of this region into a flattened whole tensor."""
+        held, grid = values.view(self.sizes), whole.view(self.grid)
+        for piece in itertools.product(*map(_with_offsets, self.ranges)):
+            there = tuple(slice(start, stop) for start, stop, _ in piece)
+            here = tuple(slice(offset, offset + stop - start) for start, stop, offset in piece)
+            grid[there] = held[here]
 
     def positions(self) -> Tensor:
         """The place of each element in the whole tensor, flattened, in the order in which they lie here; int64."""
@@ -90,6 +112,14 @@ class Region(NamedTuple):
                 found += index[rest % held] * stride
                 rest, stride = rest // held, stride * size
             yield found
+
+
+def _with_offsets(ranges: tuple[Range, ...]) -> Iterator[tuple[int, int, int]]:
+    """Start and stop of each range in the whole tensor, and where it begins in what is held."""
+    offset = 0
+    for start, stop in ranges:
+        yield start, stop, offset
+        offset += stop - start
 
 
 def ranges_of(index: Tensor) -> list[Range]:

@@ -1,4 +1,4 @@
-"""A number for each row of a batch, or for each place in its rows: equal rows have equal ones, on all ranks and runs."""
+"""A number for each row of a batch, or for each place in its rows: equal rows have equal numbers in all runs."""
 
 from __future__ import annotations
 

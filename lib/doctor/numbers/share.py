@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from lib.doctor.numbers.recording import Numbers
+from lib.doctor.numbers.recorded_numbers import Numbers
 from lib.doctor.numbers.side_by_side import Held, Side
 
 TIMES = 5.0  # a layout may be so many times as far from the exact step as one process is
@@ -23,6 +24,7 @@ UNKNOWN = 0.05  # in narrower types, where no exact step says how large rounding
 UPDATES = 0.01  # of the elements whose slope is clear, in narrower types
 LOADED = 1e-7  # weights before the first step: the same, but for a cast
 ZERO_WIDE, ZERO = 1e-5, 1e-2  # a tensor so small beside the largest is rounding, as the gradient of a bias of keys
+UPDATES_OF_SUMS = 0.5  # sums do not show which slopes are clear: healthy ones in bf16 differ by up to 0.21
 CLEAR = 20  # times its rounding: AdamW makes a full step of any slope, so only clear ones have a right sign
 
 
@@ -84,47 +86,73 @@ def rms(vector: Tensor) -> float:
     return vector.square().mean().sqrt().item() if len(vector) else 0.0
 
 
-def shares(sides: Sides, kind: str) -> tuple[list[Share], list[str]]:
-    """Each part of each rank that can be compared, and names of tensors that cannot be.
-
-    Left out: tensors that are zero but for rounding, and of updates those that this rank's optimizer does not own.
+class Compared(NamedTuple):
+    """The shares of one kind of tensors; names of those that are zero but for rounding in both runs; names of those
+    that cannot be compared.
     """
-    truth, found, unseen = sides.right.vectors(kind), [], {}
-    top = max(map(rms, truth.values()), default=0.0)
+
+    shares: list[Share]
+    zeros: list[str]
+    unseen: list[str]
+
+
+def shares(sides: Sides, kind: str) -> Compared:
+    """Each part of each rank beside the right one. Of updates, a rank's are those that its optimizer steps."""
+    truth, found, zeros, unseen = sides.right.vectors(kind), [], {}, {}
+    top = max((rms(vector) for vector in truth.values()), default=0.0)
     held_here = sides.ours.held(kind)
-    differ, same = copies_of(sides.ours.run, held_here)
+    differ, same = copies_along(sides.ours.run, held_here)
     for i, held in enumerate(held_here):
-        wanted = sides.right.vector(kind, held.name, held.part.region)
-        if wanted is None or held.name not in truth:
-            unseen[held.name] = None
-            continue
         if not held.part.region.numel or not _is_owned(sides, kind, held):
             continue
-        mine, usual = held.part.values.double(), rms(truth[held.name])
-        allowed = _allowed(sides, kind, held.name)
-        if kind == "updates":
-            if not sides.ours.run.whole and not sides.is_wide or allowed is math.inf:
-                unseen[held.name] = None
-                continue
-            clear = _clear(sides, held)
-            if clear is None:
-                continue
-            mine, wanted = mine[clear], wanted[clear]
-        if (usual < sides.zero * top and rms(mine) < ZERO * top) or not len(mine):
+        beside = _beside(sides, kind, held)
+        if beside is None:
+            unseen[held.name] = None
             continue
-        measured = _measured(mine, wanted, usual)
+        mine, wanted, elements = beside
+        clear = _clear(sides, held) if kind == "updates" else torch.ones(len(mine), dtype=torch.bool)
+        if clear is None:
+            zeros[held.name] = None
+            continue
+        allowed = _allowed(sides, kind, held.name)
+        if allowed is math.inf:
+            unseen[held.name] = None
+            continue
+        usual = rms(truth[held.name])
+        if (usual < sides.zero * top and rms(mine) < ZERO * top) or not clear.any():
+            zeros[held.name] = None
+            continue
+        size = _norm(truth[held.name]) * math.sqrt(elements / held.part.region.of * clear.double().mean().item())
+        measured = _measured(mine[clear], wanted[clear], size)
         finite = bool(torch.isfinite(mine).all())
         found.append(Share(held.rank, held.name, held.own_name, *measured, allowed, finite, differ[i], same[i]))
-    return found, list(unseen)
+    return Compared(found, list(zeros), list(unseen))
 
 
-def _measured(mine: Tensor, wanted: Tensor, usual: float) -> tuple[float, float, float]:
-    """Share, distance, and distance that one factor leaves."""
+def _beside(sides: Sides, kind: str, held: Held) -> tuple[Tensor, Tensor, int] | None:
+    """A part, the right one, and how many elements they are.
+
+    Where the other recording has no sums of this region, all regions together: then the shares of ranks are one.
+    """
+    wanted = sides.right.vector(kind, held.name, held.part.region)
+    if wanted is not None:
+        return held.part.values.double(), wanted, held.part.region.numel
+    mine, right = sides.ours.vectors(kind).get(held.name), sides.right.vectors(kind).get(held.name)
+    if mine is None or right is None:
+        return None
+    return mine, right, held.part.region.of
+
+
+def _norm(vector: Tensor) -> float:
+    return torch.linalg.vector_norm(vector).item()
+
+
+def _measured(mine: Tensor, wanted: Tensor, size: float) -> tuple[float, float, float]:
+    """Share, distance, and distance that one factor leaves; `size` is the usual norm of so many elements."""
     square = (wanted @ wanted).item()
-    size = (usual or 1.0) * math.sqrt(len(mine))
     share = (mine @ wanted).item() / square if square else math.nan
-    apart = (mine - wanted).norm().item() / size
-    rest = (mine - (share if square else 0.0) * wanted).norm().item() / size
+    apart = _norm(mine - wanted) / (size or 1.0)
+    rest = _norm(mine - (share if square else 0.0) * wanted) / (size or 1.0)
     return share, apart, rest
 
 
@@ -137,6 +165,8 @@ def _allowed(sides: Sides, kind: str, name: str) -> float:
             return WIDE_UPDATES
         if sides.step:
             return math.inf  # the weights differ already
+        if not sides.ours.run.whole:
+            return UPDATES_OF_SUMS
         allowed = max(UPDATES, 2 * _step_of_weights(sides, name))
         return allowed if allowed < 0.5 else math.inf
     if sides.exact is None:
@@ -168,7 +198,7 @@ def _clear(sides: Sides, held: Held) -> Tensor | None:
     noise = (1e-12 if sides.is_wide else 0.02) * usual
     if sides.exact:
         noise = rms(noisy[held.name] - slopes[held.name])
-    return slopes[held.name][held.part.region.positions()].abs() > CLEAR * noise
+    return held.part.region.take(slopes[held.name]).abs() > CLEAR * noise
 
 
 def _is_owned(sides: Sides, kind: str, held: Held) -> bool:
@@ -177,7 +207,7 @@ def _is_owned(sides: Sides, kind: str, held: Held) -> bool:
     return kind != "updates" or not options or held.own_name in options
 
 
-def copies_of(run: Numbers, parts: list[Held]) -> tuple[list[tuple[str, ...]], list[tuple[str, ...]]]:
+def copies_along(run: Numbers, parts: list[Held]) -> tuple[list[tuple[str, ...]], list[tuple[str, ...]]]:
     """Of each part: the axes along which ranks that hold the same have other bits, and those along which they exist."""
     holders: dict[tuple, list[int]] = {}
     for i, held in enumerate(parts):

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lib.doctor.numbers.recording import Numbers, Part, StepNumbers
+from lib.doctor.numbers.recorded_numbers import Numbers, Part, StepNumbers
 from lib.doctor.numbers.region import Region
 
 
@@ -43,6 +43,7 @@ class Side:
         self._aliases = aliases
         self._held: dict[str, list[Held]] = {}
         self._whole: dict[str, dict[str, Tensor]] = {}
+        self._regions: dict[str, dict[tuple[str, Region], Tensor]] = {}
         dtypes = {_dtype(held.part.dtype) for kind in ("weights", "clipped") for held in self.held(kind)}
         self.is_wide = dtypes == {torch.float64}
 
@@ -76,16 +77,20 @@ class Side:
         whole = self.vectors(kind).get(name)
         if whole is None:
             return None
-        if region.is_whole:
-            return whole if not self.run.whole else whole[region.positions()]
         if self.run.whole:
-            return whole[region.positions()]
-        for held in self.held(kind):
-            if held.name == name and held.part.region == region:
-                return held.part.values
-            if held.name == name and region in held.part.others:
-                return held.part.others[region]
-        return None
+            return region.take(whole)
+        if region.is_whole:
+            return whole
+        return self._sums_of_regions(kind).get((name, region))
+
+    def _sums_of_regions(self, kind: str) -> dict[tuple[str, Region], Tensor]:
+        if kind not in self._regions:
+            found = {}
+            for held in reversed(self.held(kind)):
+                found |= {(held.name, region): sums for region, sums in held.part.others.items()}
+                found[held.name, held.part.region] = held.part.values
+            self._regions[kind] = found
+        return self._regions[kind]
 
 
 def _dtype(name: str) -> torch.dtype:
@@ -97,9 +102,9 @@ def _dtype(name: str) -> torch.dtype:
 
 def _elements(parts: list[Held]) -> Tensor:
     """The whole tensor, of the lowest ranks that hold its elements; nan where none does."""
-    whole = torch.full((math.prod(parts[0].part.region.shape),), math.nan, dtype=torch.float64)
+    whole = torch.full((parts[0].part.region.of,), math.nan, dtype=torch.float64)
     for held in reversed(parts):
-        whole[held.part.region.positions()] = held.part.values.double()
+        held.part.region.put(held.part.values.double(), whole)
     return whole
 
 
@@ -111,7 +116,7 @@ def _sums(parts: list[Held]) -> Tensor | None:
     for region, sums in regions.items():
         if region.is_whole:
             return sums
-    if sum(region.numel for region in regions) != math.prod(parts[0].part.region.shape):
+    if sum(region.numel for region in regions) != parts[0].part.region.of:
         return None
     return torch.stack(list(regions.values())).sum(0)
 

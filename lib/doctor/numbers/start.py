@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from lib.doctor.numbers.links import has_parts, own_place
 from lib.doctor.numbers.names import Names
-from lib.doctor.numbers.recording import Numbers, read_numbers
+from lib.doctor.numbers.recorded_numbers import Numbers, read_numbers
 from lib.doctor.numbers.side_by_side import Side
 from lib.doctor.numbers.torch_insides import is_dtensor
 

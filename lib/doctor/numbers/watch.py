@@ -19,8 +19,8 @@ from torch.optim import Optimizer
 
 from lib.doctor.numbers.axes import axes_of, rows_along
 from lib.doctor.numbers.names import Names
-from lib.doctor.numbers.parts import CutFunction, Parts
-from lib.doctor.numbers.recording import Part, RankNumbers, StepNumbers, read_numbers, write_rank
+from lib.doctor.numbers.rank_parts import CutFunction, Parts
+from lib.doctor.numbers.recorded_numbers import Part, RankNumbers, StepNumbers, read_numbers, write_rank
 from lib.doctor.numbers.rows import hashes_of_positions, hashes_of_rows
 from lib.doctor.numbers.torch_insides import CannotSee, is_dtensor
 

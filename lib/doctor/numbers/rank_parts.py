@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from lib.doctor.numbers.names import Names, plain_name
-from lib.doctor.numbers.recording import Numbers, Part
+from lib.doctor.numbers.recorded_numbers import Numbers, Part
 from lib.doctor.numbers.region import Region
 from lib.doctor.numbers.sketch import sums_of
 from lib.doctor.numbers.torch_insides import CannotSee, is_dtensor, region_of_dtensor, regions_of_fsdp1
@@ -94,7 +94,7 @@ class Parts:
         others = {}
         if self.sketch and region.is_whole:
             for other in self._like.get(name, set()) - {region}:
-                others[other] = sums_of(values[other.positions()], other, name)
+                others[other] = sums_of(other.take(values), other, name)
         return Part(
             region=region,
             dtype=str(tensor.dtype),
