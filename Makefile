@@ -158,7 +158,7 @@ bench: $(READY) ## long: compare with PyTorch's own, on this machine
 	@$(PY) -m benchmarks
 
 hosts: $(READY) ## check: torchrun on two hosts, which are network namespaces of this machine; as root, with iproute2
-	@$(PY) -m pytest tests/lib/test_two_hosts.py tests/lib/test_two_hosts_traffic.py tests/lib/test_two_hosts_doctor.py -m hosts -q $(PYTEST_ARGS)
+	@$(PY) -m pytest tests/lib/test_two_hosts.py tests/lib/test_two_hosts_traffic.py tests/lib/test_two_hosts_doctor.py tests/lib/test_two_hosts_numbers.py -m hosts -q $(PYTEST_ARGS)
 
 soak: $(READY) ## long: 500 runs of 4 ranks: nothing may grow (about two minutes)
 	@SOAK_RUNS=500 $(PY) -m pytest tests/lib/test_soak.py -q

@@ -24,7 +24,7 @@ WORDS = {
     "buffers": "the buffers",
 }
 SHOWN = "numbers_shown.toml"  # in a folder beside this library: cause → where a reader finds it explained
-MOST_TENSORS, MOST_RANKS, WIDTH = 10, 8, 96
+MOST_TENSORS, MOST_RANKS, WIDTH = 10, 8, 80
 
 
 @cache
@@ -82,7 +82,7 @@ def _verdict(found: Comparison) -> list[str]:
     lines = [f"step {first.step}: the first link that differs is {WORDS[first.link]}"]
     for finding in found.findings:
         lines += _filled([finding.text], "  ")
-        lines += [f"  shown in {place}" for place in shown_in().get(finding.cause, [])]
+        lines += _filled([f"shown in {place}" for place in shown_in().get(finding.cause, [])], "  ")
     if found.shares:
         lines += ["", *_table(found.shares)]
     return [*lines, *_hidden(found)]

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from lib.doctor.numbers.names import Names, plain_name
 from lib.doctor.numbers.recorded_numbers import Numbers, Part
 from lib.doctor.numbers.region import Region
-from lib.doctor.numbers.sketch import sums_of
+from lib.doctor.numbers.sketch import draws_of, sums_of
 from lib.doctor.numbers.torch_insides import CannotSee, is_dtensor, region_of_dtensor, regions_of_fsdp1
 
 # name, tensor → whole name, dim or None, index (or ranges along dim), of how many (or the whole size along dim)
@@ -33,6 +33,7 @@ class Parts:
         for module in names.modules:
             self._of_fsdp1 |= {plain_name(name): region for name, region in regions_of_fsdp1(module).items()}
         self._like: dict[str, set[Region]] = {}
+        self._draws: dict[tuple[str, Region], Tensor] = {}
         if like is not None and not sketch:
             raise CannotSee("like= has a meaning only with sketch=True: a whole recording has every element")
         for rank in like.ranks if like else []:
@@ -94,16 +95,22 @@ class Parts:
         others = {}
         if self.sketch and region.is_whole:
             for other in self._like.get(name, set()) - {region}:
-                others[other] = sums_of(other.take(values), other, name)
+                others[other] = self._sums(other.take(values), other, name)
         return Part(
             region=region,
             dtype=str(tensor.dtype),
-            values=sums_of(values, region, name) if self.sketch else values,
+            values=self._sums(values, region, name) if self.sketch else values,
             square=torch.linalg.vector_norm(values, dtype=torch.float64).item() ** 2,
             largest=values.abs().max().item() if len(values) else 0.0,
             bits=zlib.crc32((values + 0).view(torch.uint8).numpy()),  # + 0: -0 is a zero, too
             others=others,
         )
+
+    def _sums(self, values: Tensor, region: Region, name: str) -> Tensor:
+        """The 64 sums; what is drawn for them takes longer than the sums, so it is kept: a byte an element."""
+        if (name, region) not in self._draws:
+            self._draws[name, region] = draws_of(region, name)
+        return sums_of(values, self._draws[name, region])
 
 
 def _reduced(tensor: Any) -> Any:

@@ -107,7 +107,6 @@ def write_rank(path: Path, rank: RankNumbers) -> None:
     rank.ended_s = time.time()
     plain = {key: value for key, value in vars(rank).items() if key != "steps"}
     plain |= {"format": FORMAT, "torch": str(torch.__version__), "steps": [_plain_step(step) for step in rank.steps]}
-    path.parent.mkdir(parents=True, exist_ok=True)
     half = path.with_suffix(".half")
     torch.save(plain, half)
     half.replace(path)

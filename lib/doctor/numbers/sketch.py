@@ -12,7 +12,7 @@ import zlib
 import torch
 from torch import Tensor
 
-from lib.doctor.numbers.region import Region
+from lib.doctor.numbers.region import CHUNK, Region
 
 SUMS = 64
 _MASK = 0xFFFFFFFF
@@ -27,19 +27,24 @@ def mixed(numbers: Tensor) -> Tensor:
     return z ^ (z >> 16)
 
 
-def sums_of(values: Tensor, region: Region, name: str) -> Tensor:
-    """The 64 sums of these elements of a tensor, float64 on the CPU.
+def draws_of(region: Region, name: str) -> Tensor:
+    """For each element of a region, in its order: twice the number of its sum, plus 1 if it is subtracted; uint8.
 
     Args:
-        values: the elements of the region, in its order, on any device.
-        name: of the whole tensor: it seeds the signs.
+        name: of the whole tensor: it seeds them.
     """
-    found, values, begin = torch.zeros(SUMS, dtype=torch.float64), values.flatten(), 0
-    seed = zlib.crc32(name.encode())
+    seed, found = zlib.crc32(name.encode()), [torch.empty(0, dtype=torch.uint8)]
     for positions in region.chunks_of_positions():
         # Of a position beyond 32 bits, the upper half changes the seed.
         drawn = mixed(positions ^ mixed((positions >> 32) + seed))
-        signed = values[begin : begin + len(positions)].cpu().double() * (1 - 2 * (drawn & 1))
-        found.index_add_(0, (drawn >> 1) % SUMS, signed)  # on the CPU: a GPU adds in any order
-        begin += len(positions)
+        found.append((drawn % (2 * SUMS)).to(torch.uint8))
+    return torch.cat(found)
+
+
+def sums_of(values: Tensor, draws: Tensor) -> Tensor:
+    """The 64 sums of these elements, float64; both on the CPU: a GPU adds in any order."""
+    found = torch.zeros(SUMS, dtype=torch.float64)
+    for some, drawn in zip(values.flatten().split(CHUNK), draws.split(CHUNK), strict=True):
+        drawn = drawn.long()
+        found.index_add_(0, drawn >> 1, some.double() * (1 - 2 * (drawn & 1)))
     return found

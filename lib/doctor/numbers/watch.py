@@ -113,7 +113,11 @@ class Watch:
     ) -> None:
         rank, world = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
         self._path = folder / f"rank{rank}.pt"
-        self._path.unlink(missing_ok=True)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._path.unlink(missing_ok=True)
+        except OSError as error:
+            raise CannotSee(f"{folder} cannot be written: {error.strerror}") from None
         self._names, self._parts, self._optimizers = names, parts, optimizers
         self._gradient, self._wanted = gradient, steps
         first = next(iter(names.parameters.values()))
