@@ -8,7 +8,7 @@ from pathlib import Path
 from textwrap import fill
 
 from lib.doctor.numbers.comparison import Comparison
-from lib.doctor.numbers.share import TIMES, UNKNOWN, Share
+from lib.doctor.numbers.share import ROUGHLY, TIMES, UNKNOWN, Share
 from lib.runtime.places import ROOT
 from lib.runtime.words import aligned, counted
 
@@ -126,7 +126,8 @@ def _hidden(found: Comparison) -> list[str]:
     if found.exact is None:
         known, narrow = f"less than {UNKNOWN:.0%} of a gradient", "sums in a narrower type"
         how = "; one process in a wider type (--exact) shows how large rounding is"
-    return ["", *_filled([f"hidden by rounding: {known}{how}; {narrow}; updates after step 1"])]
+    later = f"less than {ROUGHLY:.0%} of an update {'after step 1' if found.ours.whole else ''}".rstrip()
+    return ["", *_filled([f"hidden by rounding: {known}{how}; {narrow}; {later}"])]
 
 
 def _filled(sentences: list[str], indent: str = "") -> list[str]:

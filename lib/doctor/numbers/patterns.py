@@ -122,22 +122,24 @@ def _untied(pattern: Pattern) -> Said | None:
 
 
 def _own_factor_of_each_rank(pattern: Pattern) -> Said | None:
-    """After the clip: each rank multiplied all that it has by a number of its own."""
-    if pattern.kind != "clipped" or not _is_factor(pattern.sick):
-        return None
-    factors = {}
+    """Each rank multiplied all that it has by a number of its own."""
+    factors: dict[int, list[float]] = {}
     for share in pattern.sick:
         factors.setdefault(share.rank, []).append(share.share)
+    if not pattern.is_all or not _is_factor(pattern.sick):
+        return None
     if any(_spread(of) > SAME_FACTOR for of in factors.values()):
         return None
     means = [sum(of) / len(of) for _, of in sorted(factors.items())]
     if _spread(means) <= SAME_FACTOR:
         return None
-    listed = ", ".join(f"{factor:.4g}" for factor in means)
-    return (
-        "local norm",
-        f"ranks scaled their gradients by factors of their own ({listed}): each took a norm of its own",
-    )
+    listed = ", ".join(f"{factor:.4g}" for factor in means[:8]) + ", …" * (len(means) > 8)
+    text = f"all tensors: each rank has a factor of its own ({listed})"
+    if pattern.kind == "gradients":
+        return "one factor", f"{text}: ranks divide by different numbers, or only some do"
+    if pattern.kind == "clipped":
+        return "local norm", f"{text}: each took a norm of its own"
+    return "learning rate", f"{text}: learning rates that differ"
 
 
 def _copies(pattern: Pattern) -> Said | None:
@@ -188,6 +190,8 @@ def _one_factor(pattern: Pattern) -> Said | None:
     if not _is_factor(pattern.sick) or _spread(factors) > SAME_FACTOR * max(map(abs, factors)):
         return None
     factor = factors[0]
+    if abs(factor) < SAME_FACTOR:
+        return _nothing(pattern)
     text = f"{pattern.who}: one factor, {factor:.4g}{_named(factor, pattern.sizes)}"
     if not pattern.is_all:
         return "counted twice", f"{text}: a sum too many or too few, in tensors that two parts of a program sum"
@@ -199,6 +203,17 @@ def _one_factor(pattern: Pattern) -> Said | None:
         "one factor",
         f"{text}: a sum where there should be a mean, microbatches that are not divided, a wrong count",
     )
+
+
+def _nothing(pattern: Pattern) -> Said:
+    """All wrong tensors are zero here."""
+    if pattern.kind == "updates":
+        return (
+            "not in the optimizer",
+            f"{pattern.who}: not moved, though they have gradients: the optimizer steps other tensors, as one that "
+            "was made before the model was cut",
+        )
+    return "no gradient", f"{pattern.who}: a gradient of zero: cut off by a detach, or frozen"
 
 
 def _is_factor(sick: list[Share]) -> bool:
@@ -232,18 +247,32 @@ def _narrow_sums(pattern: Pattern) -> Said | None:
     near = all(abs(share.share - 1) < SHARE_OF_ONE and share.rest < SHARE_OF_ONE for share in pattern.sick)
     if not near or len(pattern.bad) < 0.8 * len(pattern.order):
         return None
-    return "narrow sums", f"{pattern.who}: shares of 1, and noise: sums or accumulation in a narrower type"
+    text = "shares of 1, and noise: sums in a narrower type, or a constant such as eps that differs"
+    return "narrow sums", f"{pattern.who}: {text}"
+
+
+def _another_clip(pattern: Pattern) -> Said | None:
+    if pattern.kind != "clipped":
+        return None
+    return (
+        "clip",
+        f"{pattern.who}, no common factor, and before the clip they were right: a clip by value, or by parts",
+    )
+
+
+def _another_optimizer(pattern: Pattern) -> Said | None:
+    if pattern.kind != "updates":
+        return None
+    return (
+        "optimizer state",
+        f"{pattern.who}, no common factor, and the gradients were right: moments or a count of steps that began at "
+        "zero, or a matrix that the optimizer needs whole",
+    )
 
 
 def _all_without_a_factor(pattern: Pattern) -> Said | None:
     if not pattern.is_all:
         return None
-    if pattern.kind == "updates":
-        return (
-            "optimizer state",
-            "all tensors, no common factor, and the gradients were right: the optimizer: moments or a count of steps "
-            "that began at zero, other moments, or a matrix that it needs whole",
-        )
     if pattern.sides.step:
         return (
             "stale gradients",
@@ -275,6 +304,8 @@ RULES: list[Callable[[Pattern], Said | None]] = [
     _copies,
     _one_factor,
     _narrow_sums,
+    _another_clip,
+    _another_optimizer,
     _all_without_a_factor,
     _up_to_a_layer,
 ]
@@ -282,8 +313,6 @@ RULES: list[Callable[[Pattern], Said | None]] = [
 
 def _some(pattern: Pattern) -> Said:
     """Some tensors, and no other pattern: say which, and which of their rows."""
-    if pattern.kind == "updates":
-        return "optimizer state", f"{pattern.who}, no common factor: their moments, or an option of their group"
     return "some rows", f"{pattern.who}: look where these are used: a mask, a tie, a bias{_rows_of(pattern)}"
 
 

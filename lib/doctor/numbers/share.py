@@ -24,7 +24,10 @@ UNKNOWN = 0.05  # in narrower types, where no exact step says how large rounding
 UPDATES = 0.01  # of the elements whose slope is clear, in narrower types
 LOADED = 1e-7  # weights before the first step: the same, but for a cast
 ZERO_WIDE, ZERO = 1e-5, 1e-2  # a tensor so small beside the largest is rounding, as the gradient of a bias of keys
-UPDATES_OF_SUMS = 0.5  # sums do not show which slopes are clear: healthy ones in bf16 differ by up to 0.21
+ROUGHLY = (
+    0.5  # updates after step 1, and sums, which do not show the clear slopes: in bf16 healthy ones differ by 0.21
+)
+LATER = 5.0  # after step 1 narrow types may be so many times farther apart: the weights are, by small slopes' signs
 CLEAR = 20  # times its rounding: AdamW makes a full step of any slope, so only clear ones have a right sign
 
 
@@ -122,7 +125,8 @@ def shares(sides: Sides, kind: str) -> Compared:
             continue
         if allowed is math.inf or not clear.any():
             unseen[held.name] = None
-            continue
+            if not differ[i]:
+                continue  # copies must have the same bits, whatever may be said of their values
         size = _norm(truth[held.name]) * math.sqrt(elements / held.part.region.of * clear.double().mean().item())
         measured = _measured(mine[clear], wanted[clear], size)
         finite = bool(torch.isfinite(mine).all())
@@ -164,18 +168,16 @@ def _allowed(sides: Sides, kind: str, name: str) -> float:
     if kind == "updates":
         if sides.is_wide:
             return WIDE_UPDATES
-        if sides.step:
-            return math.inf  # the weights differ already
-        if not sides.ours.run.whole:
-            return UPDATES_OF_SUMS
-        steps = _steps_of_the_type(sides, name)
-        return UPDATES if rms(steps) < rms(sides.right.vectors("updates")[name]) else math.inf
-    if sides.exact is None:
-        return WIDE if sides.is_wide else UNKNOWN
+        if rms(_steps_of_the_type(sides, name)) >= rms(sides.right.vectors("updates")[name]):
+            return math.inf
+        if sides.step or not sides.ours.run.whole:
+            return ROUGHLY
+        return max(UPDATES, _allowed(sides, "clipped", name))  # of SGD, an update has the rounding of its gradient
+    later = LATER if sides.step and not sides.is_wide else 1.0
     base, truth = sides.one.vectors(kind).get(name), sides.right.vectors(kind)[name]
-    if base is None:
-        return UNKNOWN
-    return max(TIMES * rms(base - truth) / (rms(truth) or 1.0), WIDE)
+    if sides.exact is None or base is None:
+        return WIDE if sides.is_wide else UNKNOWN * min(later, 2.0)
+    return max(TIMES * later * rms(base - truth) / (rms(truth) or 1.0), WIDE)
 
 
 def _steps_of_the_type(sides: Sides, name: str) -> Tensor:

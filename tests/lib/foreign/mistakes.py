@@ -104,7 +104,7 @@ MISTAKES = [
     Mistake(start.DecayOfNorms, "ddp", 2, "options", "options"),
     Mistake(start.DecayOfOneRank, "pipeline", 2, "options", "options"),
     Mistake(start.OtherBetas, "tp", 2, "options", "options"),
-    Mistake(start.OptimizerBeforeSharding, "fsdp2", 2, "options", "not in the optimizer"),
+    Mistake(start.OptimizerBeforeSharding, "fsdp2", 2, "options or updates", "not in the optimizer"),
     Mistake(start.MomentsLost, "ddp", 2, "updates", "optimizer state", step=2),
     Mistake(start.MomentsLostOfOneRank, "ddp", 2, "updates", "copies step apart", step=2),
     Mistake(start.MuonOnShards, "hand", 2, "updates", "optimizer state", Settings(optimizer="muon")),
