@@ -137,6 +137,8 @@ def assert_matches_serial(
     Example:
         import copy
 
+        import torch
+        from torch import nn
         from torch.nn.parallel import DistributedDataParallel
 
         from lib.placement import Shard
@@ -192,8 +194,8 @@ def _check_serial(serial: nn.Module, parallel: nn.Module) -> None:
 def _check_same_parameters(serial: nn.Module, wanted: dict[str, Tensor], got: dict[str, Tensor]) -> None:
     """Raise AssertionError if only one of the modules has the gradient of some parameter."""
     if odd := sorted(got.keys() ^ wanted.keys()):
-        names = (name for name, _ in serial.named_parameters(remove_duplicate=False))
-        untied = [name for name in names if _of(name) in got.keys() - wanted.keys()]
+        first, every = (dict(serial.named_parameters(remove_duplicate=once)) for once in (True, False))
+        untied = [name for name in every if name not in first and _of(name) in got]
         why = [f"; {name} is tied to another parameter in the serial module alone" for name in untied]
         raise AssertionError(f"only in one of the two: {', '.join(odd)}{''.join(why)}")
 

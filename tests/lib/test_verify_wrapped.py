@@ -39,6 +39,14 @@ class Net(nn.Module):
         return self.down(self.up(self.norm(x)).tanh())
 
 
+class Frozen(Net):
+    """A weight that is not trained, beside some that are."""
+
+    def __init__(self):
+        super().__init__()
+        self.up.weight.requires_grad_(False)
+
+
 class Tied(nn.Module):
     """Tokens in, and one weight twice: 7 rows, which 2 ranks split unevenly."""
 
@@ -152,9 +160,11 @@ RIGHT = {  # name -> module, wrapper, placement of inputs and outputs
     "DDP, tied": (Tied, ddp, ROWS, ROWS),
     "FSDP2": (Net, fsdp2, WHOLE, WHOLE),
     "FSDP2, rows": (Net, fsdp2, ROWS, ROWS),
+    "FSDP2, frozen": (Frozen, fsdp2, ROWS, ROWS),
     "FSDP2, tied": (Tied, fsdp2_around, ROWS, ROWS),
     "FSDP1": (Net, fsdp1, WHOLE, WHOLE),
     "FSDP1, rows": (Net, fsdp1, ROWS, ROWS),
+    "FSDP1, frozen": (Frozen, fsdp1, ROWS, ROWS),
     "FSDP1, tied": (Tied, fsdp1, ROWS, ROWS),
     "a pair": (Net, in_pair, WHOLE, WHOLE),
     "a pair, as DTensor": (Net, as_dtensor, WHOLE, WHOLE),

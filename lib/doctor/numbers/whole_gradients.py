@@ -44,8 +44,9 @@ def whole_gradients(model: nn.Module) -> dict[str, tuple[nn.Parameter, Tensor]]:
     if not list(model.parameters()):
         return {}
     with _whole_in_fsdp1(model):
-        parameters = Names([model]).parameters
-        return {name: (p, whole_tensor(p.grad)) for name, p in parameters.items() if p.grad is not None}
+        found = {name: (p, p.grad) for name, p in Names([model]).parameters.items() if p.grad is not None}
+        # While its pieces are together, FSDP1 gives frozen parameters a gradient as well, which no optimizer sees.
+        return {name: (p, whole_tensor(gradient)) for name, (p, gradient) in found.items() if p.requires_grad}
 
 
 def _whole_in_fsdp1(model: nn.Module) -> AbstractContextManager[None]:
