@@ -252,7 +252,8 @@ def _narrow_sums(pattern: Pattern) -> Said | None:
 
 
 def _another_clip(pattern: Pattern) -> Said | None:
-    if pattern.kind != "clipped":
+    were_compared = pattern.sides.ours.held("gradients") and pattern.sides.right.held("gradients")
+    if pattern.kind != "clipped" or not were_compared:
         return None
     return (
         "clip",
