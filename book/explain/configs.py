@@ -60,6 +60,9 @@ def read_foreign(words: Sequence[str]) -> Asked:
     counts = {key: value for key, value in left.items() if not without_effect(notes).search(as_in_table(key))}
     refuse_other_files(counts, re.compile(".+"), re.compile(FOREIGN["names_file"]["values"]))
     asked.notes.extend(left_over(left, notes))
+    half = table.get("half", ())
+    if half and not any(key in short and (key in rows or keys[short[key]] is not False) for key in half):
+        asked.notes.append(f"not modelled: no {' or '.join(half)}: 16 bit are counted; it computes in float32")
     return asked
 
 

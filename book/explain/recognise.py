@@ -49,6 +49,8 @@ def _own(table: Mapping[str, Any], keys: Mapping[str, str], said: Said) -> str:
     own = "|".join(table["only"].split())
     found = [key for short, key in keys.items() if re.fullmatch(own, short)]
     found += [one for one in said.programs if table["programs"] and re.fullmatch(table["programs"], one)]
+    both = [keys[one] for one in table.get("both", ()) if one in keys]
+    found += both if len(both) > 1 else []
     return next(iter(found), "")
 
 

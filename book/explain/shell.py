@@ -80,13 +80,23 @@ class _Shell(Expander):
         elif isinstance(statement, Function):
             self.functions[statement.name] = statement.body
         elif isinstance(statement, Loop):
-            self.either(
-                statement.text, [[Command([f"{statement.name}="], []), *statement.body]], known=statement.name
-            )
+            self.loop(statement)
         elif isinstance(statement, CaseOf):
             self.case(statement)
         else:
             self.branch(statement)
+
+    def loop(self, loop: Loop) -> None:
+        """Run the body for each word that is known; a loop over the arguments of the script does nothing."""
+        words = [word for raw in loop.words for word in self.words(raw)]
+        if re.search(r"\$[@*#]|\bgetopts\b|\bread\b", loop.text) and not words:
+            return
+        if not loop.name or any("$" in word or isinstance(word, Undecided) for word in words):
+            self.either(loop.text, [loop.body, []])
+            return
+        for word in words:
+            self.variables[loop.name] = word
+            self.block(loop.body)
 
     def branch(self, branch: Branch) -> None:
         """Command the side that the condition decides, or both."""
@@ -107,7 +117,7 @@ class _Shell(Expander):
         otherwise = [] if ["*"] in patterns else [[]]
         return self.either(f"case {case.word}", [body for _, body in case.sides] + otherwise)
 
-    def either(self, condition: str, sides: Sequence[Sequence[Statement]], known: str = "") -> None:
+    def either(self, condition: str, sides: Sequence[Sequence[Statement]]) -> None:
         """Command each of the sides from the same start, except those that end the script; keep what they agree on."""
         before, ends, ran = dict(self.variables), [], list(self.run)
         for side in sides:
@@ -124,7 +134,7 @@ class _Shell(Expander):
                 break
         for name in dict.fromkeys(name for variables, _ in ends for name in variables):
             values = [variables.get(name) for variables, _ in ends]
-            if all(value == values[0] for value in values) and name != known:
+            if all(value == values[0] for value in values):
                 self.variables[name] = values[0]
             elif any(isinstance(value, list) for value in values):
                 self.variables[name] = _merged([value or [] for value in values], condition)

@@ -43,10 +43,11 @@ class CaseOf(NamedTuple):
 
 
 class Loop(NamedTuple):
-    """`for`, `while` and `until`; `name` is what `for` sets."""
+    """`for`, `while` and `until`; `for` sets `name` to each of `words`."""
 
     text: str
     name: str
+    words: list[str]
     body: list[Statement]
 
 
@@ -318,14 +319,15 @@ class _Parser:
 
     def loop(self) -> Loop:
         kind, start = self.take().text, self.at
-        name = self.peek() if kind in ("for", "select") and re.fullmatch(r"\w+", self.peek()) else ""
         while self.peek() != "do":
             self.take()
         text = f"{kind} {self.written(start, self.at)}"
+        head = [one.text for one in self.tokens[start : self.at] if not one.operator]
         self.expect("do")
         body = self.block(("done",))
         self.take()
-        return Loop(text, name, body)
+        named = kind == "for" and head[1:2] == ["in"]
+        return Loop(text, head[0] if named else "", head[2:] if named else [], body)
 
 
 def _after(left: list[Statement], joined: str, both: Branch) -> list[Statement]:

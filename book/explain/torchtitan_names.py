@@ -38,7 +38,8 @@ def enter_tokens(asked: Asked, said: Mapping[str, Any], table: Mapping[str, Any]
     for key, field in table.get("tokens", {}).items():
         if key in said and said[key] != -1:
             context = asked.found["context"]
-            if whole_number(key, said[key], 1) % context:
+            whole_number(key, said[key], 1)
+            if said[key] % context:
                 raise ValueError(f"{key} {said[key]} is no multiple of the {context} tokens of a sequence")
             asked.found[field], asked.by[field] = said[key] // context, f"{key} {said[key]}"
 

@@ -14,6 +14,9 @@ from book.explain.shell_words import Undecided
 from book.explain.tables import FOREIGN, OFF, SWITCHES
 from lib.layout import whole_number
 
+ONE_IS_NONE = ("parallelism", "experts")  # a degree of one
+SWITCHED_OFF = ("parallelism", "precision", "what a rank keeps in memory")  # may be on where nobody says so
+
 
 class Asked(NamedTuple):
     """Values of fields that a configuration gives, the key of each, and notes on all keys that are not understood."""
@@ -38,10 +41,8 @@ def enter(asked: Asked, key: str, value: Any, into: str | dict[str, dict]) -> No
     for field, meant in into.items() if isinstance(into, dict) else [(into, {"*": "said"})]:
         here = meant.get(text, meant.get("*", "" if text in OFF else "unknown"))
         if here == "refused":
-            ways = [one for one, number in meant.items() if number != "refused"]
-            raise ValueError(
-                f"{key} {value} is not modelled: its bytes are not known here; known are {', '.join(ways)}"
-            )
+            ways = ", ".join(one for one, number in meant.items() if number != "refused")
+            raise ValueError(f"{key} {value} is not modelled: its bytes are not known here, those of {ways} are")
         if here == "unknown":
             asked.notes.append(f"not modelled: {key} {value}; known are {', '.join(meant)}")
             continue
@@ -92,14 +93,14 @@ def left_over(said: Mapping[str, Any], table: Mapping[str, Any]) -> list[str]:
         speaks = "" if why else next((of for pattern, of in table["speaks"].items() if re.search(pattern, short)), "")
         if isinstance(value, Undecided) and (speaks or why):
             raise ValueError(f"{key} depends on {value.condition}, which nothing sets; {how_to_decide(key)}")
-        if speaks == "parallelism" and text == "1":  # a degree of one
+        if speaks in ONE_IS_NONE and text == "1":
             continue
-        if speaks and text not in (*OFF, "1"):
+        if speaks and text not in OFF:
             raise ValueError(
                 f"{key} {value} is not understood, and speaks of {speaks}: no number here would hold for this run; "
                 "take it out if it changes nothing"
             )
-        if text not in OFF or (speaks and text == "false"):
+        if text not in OFF or (speaks in SWITCHED_OFF and text == "false"):
             keys.setdefault(why, []).append(key if isinstance(value, list | dict | bool) else f"{key} {value}")
     unknown = keys.pop("", [])
     notes = [f"not modelled: {', '.join(of)}: {why}" for why, of in keys.items()]

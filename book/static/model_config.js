@@ -46,10 +46,11 @@ const modelConfig = (tables, presets) => {
     if (first(table.not_modelled, `${plain(key)} true`) && isOff(value)) return undefined;
     if (!why && noEffect.test(plain(key))) return undefined;
     const speaks = why ? "" : first(table.speaks, plain(key));
-    if (speaks && !isOff(value) && text(value) !== "1")
+    if (speaks === "experts" && text(value) === "1") return undefined;
+    if (speaks && !isOff(value))
       throw new Error(`${key} ${text(value)} is not understood, and speaks of ${speaks}: no number here would hold ` +
         "for this run; take it out if it changes nothing");
-    return isOff(value) && !(speaks && text(value).toLowerCase() === "false") ? undefined : why;
+    return isOff(value) ? undefined : why;
   };
   // Keys that are no sizes: not modelled, with what that changes, or not understood.
   const leftOver = (config) => {
