@@ -2,21 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-OPERATORS = re.compile(r"&&|\|\||;;|[;|&()]")
-REDIRECT = re.compile(r"(?:\d*|&)(?:>>?|<)&?-?")
-HERE = re.compile(r"<<-?\s*(['\"]?)(\w+)\1")
-
-
-class Array(NamedTuple):
-    """`name=(words)`, or `name+=(words)`, which adds `more`."""
-
-    name: str
-    more: bool
-    words: list[str]
+from book.explain.shell_tokens import Array, Token, tokens_of
 
 
 class Command(NamedTuple):
@@ -67,136 +56,7 @@ def script_tree(text: str) -> list[Statement]:
     Raises:
         ValueError: a quote, a parenthesis or a branch without an end.
     """
-    return _Parser(_tokens(text)).block(())
-
-
-# ---- tokens ---------------------------------------------------------------------------------------------------------
-
-
-class _Token(NamedTuple):
-    text: str
-    array: Array | None = None
-    document: str | None = None
-    operator: bool = False
-
-
-def _tokens(text: str) -> list[_Token]:
-    """Words, operators and ends of lines; without comments and redirections."""
-    found: list[_Token] = []
-    waiting: list[tuple[int, str]] = []  # places of texts behind `<<`, and the words that end them
-    at = 0
-    while at < len(text):
-        if text.startswith("\\\n", at):
-            at += 2
-        elif text[at] == "\n":
-            found.append(_Token("\n", operator=True))
-            at += 1
-            for place, end in waiting:
-                body, _, rest = re.sub(rf"^\s*{end}\s*$", "\0", text[at:], count=1, flags=re.MULTILINE).partition(
-                    "\0"
-                )
-                found[place] = _Token("<<", document=body)
-                at = len(text) - len(rest)
-            waiting = []
-        elif text[at].isspace():
-            at += 1
-        elif text[at] == "#":
-            at = text.find("\n", at) if "\n" in text[at:] else len(text)
-        elif text.startswith("((", at) and "))" in text[at:]:
-            end = text.index("))", at) + 2
-            found.append(_Token(text[at:end]))
-            at = end
-        elif (of := HERE.match(text, at)) and not text.startswith("<<<", at):
-            waiting.append((len(found), of[2]))
-            found.append(_Token("<<", document=""))
-            at = of.end()
-        elif of := REDIRECT.match(text, at):
-            at = of.end()
-            if not of[0].endswith("-") and not re.match(r"\d", text[at:]):
-                at = _word(text, _blank(text, at))
-            elif text[at : at + 1].isdigit():
-                at += 1
-        elif of := OPERATORS.match(text, at):
-            found.append(_Token(of[0], operator=True))
-            at = of.end()
-        else:
-            end = _word(text, at)
-            if (of := re.fullmatch(r"(\w+)(\+?)=", text[at:end])) and text.startswith("(", end):
-                inner, end = _array(text, end + 1)
-                found.append(_Token(text[at:end], Array(of[1], bool(of[2]), inner)))
-            else:
-                found.append(_Token(text[at:end].replace("\\\n", "")))
-            at = end
-    return found
-
-
-def _blank(text: str, at: int) -> int:
-    return at + len(text[at:]) - len(text[at:].lstrip(" \t"))
-
-
-def _array(text: str, at: int) -> tuple[list[str], int]:
-    """The words up to the closing parenthesis, and where it ends."""
-    words = []
-    while at < len(text):
-        if text[at] == ")":
-            return words, at + 1
-        if text.startswith("\\\n", at):
-            at += 2
-        elif text[at].isspace():
-            at += 1
-        elif text[at] == "#":
-            at = text.find("\n", at) if "\n" in text[at:] else len(text)
-        else:
-            end = max(_word(text, at), at + 1)
-            words.append(text[at:end])
-            at = end
-    raise ValueError("an array lacks its closing parenthesis")
-
-
-def _word(text: str, at: int) -> int:
-    """Where a word ends: at a blank or an operator outside of quotes and brackets."""
-    start = at
-    while at < len(text):
-        if text[at] == "\\":
-            at += 2
-        elif text[at] in "'\"`":
-            at = _quoted(text, at)
-        elif text.startswith(("$(", "${"), at):
-            at = _bracket(text, at + 1)
-        elif text[at].isspace() or text[at] in ";|&()<>":
-            return at
-        else:
-            at += 1
-    return max(at, start)
-
-
-def _quoted(text: str, at: int) -> int:
-    mark, start = text[at], at
-    at += 1
-    while at < len(text):
-        if text[at] == mark:
-            return at + 1
-        if mark == '"' and text.startswith(("$(", "${"), at):
-            at = _bracket(text, at + 1)
-        else:
-            at += 2 if text[at] == "\\" and mark != "'" else 1
-    raise ValueError(f"the quote before {text[start : start + 30]!r} does not end")
-
-
-def _bracket(text: str, at: int) -> int:
-    """Behind the bracket that closes the one at this place, with quotes and brackets inside."""
-    start, close = at, {"(": ")", "{": "}"}[text[at]]
-    at += 1
-    while at < len(text):
-        if text[at] == close:
-            return at + 1
-        if text[at] in "'\"":
-            at = _quoted(text, at)
-        elif text[at] == text[start]:
-            at = _bracket(text, at)
-        else:
-            at += 2 if text[at] == "\\" else 1
-    raise ValueError(f"{text[start - 1 : start + 30]!r} lacks a closing {close}")
+    return _Parser(tokens_of(text)).block(())
 
 
 # ---- statements -----------------------------------------------------------------------------------------------------
@@ -205,14 +65,14 @@ def _bracket(text: str, at: int) -> int:
 class _Parser:
     """Tokens, from which statements are taken one by one."""
 
-    def __init__(self, tokens: Sequence[_Token]) -> None:
+    def __init__(self, tokens: Sequence[Token]) -> None:
         self.tokens, self.at = tokens, 0
 
     def peek(self) -> str:
         """The text of the next token, or nothing at the end."""
         return self.tokens[self.at].text if self.at < len(self.tokens) else ""
 
-    def take(self) -> _Token:
+    def take(self) -> Token:
         if self.at == len(self.tokens):
             raise ValueError("it ends inside of an if, a case or a loop")
         self.at += 1
@@ -332,8 +192,20 @@ class _Parser:
 
 def _after(left: list[Statement], joined: str, both: Branch) -> list[Statement]:
     """`a && b` and `a || b`: a test decides; any other command is taken to succeed."""
-    test = left[0] if len(left) == 1 else None
-    words = test.words if isinstance(test, Command) else [""]
-    if isinstance(test, Branch) or (words and str(words[0]).startswith(("[", "((", "test", "!", "true", "false"))):
+    if len(left) == 1 and _is_test(left[0]):
         return [both]
-    return [*left, *(both.yes if joined == "&&" else [])]
+    right = both.yes or both.no
+    if len(left) == 1 and isinstance(left[0], Branch):  # test && a || b
+        before = left[0]
+        if joined == "||":
+            return [before if before.no else before._replace(no=right)]
+        return [before._replace(yes=[*before.yes, *right])] if before.yes else [before, *right]
+    return [*left, *(right if joined == "&&" else [])]
+
+
+def _is_test(statement: Statement) -> bool:
+    """Whether it only answers a question: `[ … ]`, or several joined."""
+    if isinstance(statement, Branch):
+        return all(_is_test(one) for one in (*statement.condition, *statement.yes, *statement.no))
+    first = str(statement.words[0]) if isinstance(statement, Command) and statement.words else ""
+    return first.startswith(("[", "((")) or first in ("test", "!", "true", "false")
