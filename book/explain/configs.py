@@ -22,9 +22,11 @@ from book.explain.recognise import framework_of, refuse_other_files
 from book.explain.shell_words import Undecided
 from book.explain.tables import FOREIGN, FRAMEWORKS
 from book.explain.tables import OFF as OFF
+from book.explain.tables import SWITCHES as SWITCHES
 from book.explain.tables import USUAL_TOKENS as USUAL_TOKENS
 from book.explain.torchtitan_names import enter_flavor, enter_tokens, with_config
 from book.explain.values import Asked, as_in_table, enter, left_over, refuse_keys, refuse_values, without_effect
+from book.explain.values import refuse_keys as refuse_experts  # noqa: F401
 from lib.planner.training import Layout4D, Stack, Training
 
 
