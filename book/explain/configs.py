@@ -48,10 +48,19 @@ def read_foreign(words: Sequence[str]) -> Asked:
     asked = Asked(framework, table["defaults"] | table.get("kept", {}), {}, [])
     full = {as_in_table(key): key for key in keys}
     short = {key.rpartition(".")[2]: full[key] for key in full} | full
-    for rows in table["keys"], table.get("bytes", {}):
-        for key, into in rows.items():
-            if key in short and str(keys[short[key]]).lower() not in ("none", "null", "auto"):
-                enter(asked, short[key], keys[short[key]], into)
+    entered = [
+        (short[key], keys[short[key]], into)
+        for rows in (table["keys"], table.get("bytes", {}))
+        for key, into in rows.items()
+        if key in short and str(keys[short[key]]).lower() not in ("none", "null", "auto")
+    ]
+    open_ones = [key for key, value, _ in entered if isinstance(value, Undecided) or "$" in str(value)]
+    if len(open_ones) > 1:
+        raise ValueError(
+            f"{name or 'the command'} leaves open --{', --'.join(open_ones)}: add them after it, with values"
+        )
+    for row in entered:
+        enter(asked, *row)
     _enter_launcher(asked, said)
     enter_tokens(asked, keys, table)
     enter_flavor(asked, keys, table)

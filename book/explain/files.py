@@ -19,6 +19,7 @@ LAUNCHERS = {
     "torch.distributed.launch",
     "deepspeed",
     "accelerate",
+    "accelerate.commands.launch",
     "srun",
     "mpirun",
 }
@@ -58,23 +59,34 @@ def content(text: str, name: str) -> Said:
     Raises:
         ValueError: it is malformed, or has no keys; a script that reads another one, or starts several trainings.
     """
-    first = next((line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")), "")
+    kind = _kind(text, name)
     try:
-        if re.match(r"\[+[\w.\"-]+\]+", first):
-            return Said(dict(_dotted(tomllib.loads(text), name)), {}, [], [])
-        if re.match(r"\s*[{\[]", first):
-            return Said(dict(_dotted(json.loads(text), name)), {}, [], [])
-        if re.match(r"---|[\"']?[\w-]+[\"']?\s*:(\s|$)", first):
-            return Said(dict(_dotted(import_module("yaml").safe_load(text), name)), {}, [], [])
+        if kind:
+            tree = tomllib.loads(text) if kind == "toml" else _json_or_yaml(text, kind)
+            return Said(dict(_dotted(tree, name)), {}, [], [])
         ran = commands(text)
     except ModuleNotFoundError:
         raise ValueError(f"{name} is YAML, and to read it Python needs PyYAML: pip install PyYAML") from None
     except Exception as error:  # each module has its own
         raise ValueError(f"{name} is malformed: {' '.join(str(error).split())}") from None
-    settings = [file for file in ran.files if not re.search(r"(activate|rc|profile|conda\.sh|modules?\.sh)$", file)]
+    settings = [file for file in ran.files if not re.search(r"(activate\w*|rc|profile|conda|modules?)(\.sh)?$", file)]
     if settings:
         raise ValueError(f"{name} reads another script, {settings[0]}: write what that one sets into this file")
     return _of_script(ran.run, ran.unused, name)
+
+
+def _kind(text: str, name: str) -> str:
+    """`toml`, `json` or `yaml`, or nothing for a script: by the end of its name, or else by its first line."""
+    end = Path(name).suffix.lower().removeprefix(".").replace("yml", "yaml")
+    if end in ("toml", "json", "yaml", "sh"):
+        return end.replace("sh", "")
+    first = next((line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")), "")
+    of = {r"\[+[\w.\"-]+\]+": "toml", r"\s*[{\[]": "json", r"---|[\"']?[\w-]+[\"']?\s*:(\s|$)": "yaml"}
+    return next((kind for pattern, kind in of.items() if re.match(pattern, first)), "")
+
+
+def _json_or_yaml(text: str, kind: str) -> Any:
+    return json.loads(text) if kind == "json" else import_module("yaml").safe_load(text)
 
 
 def _of_script(run: Sequence[Sequence[str]], unused: list[str], name: str) -> Said:
@@ -116,7 +128,8 @@ def command(words: Sequence[str]) -> Said:
         return Said(dict(flags_of(words)), {}, launchers, names)
     start = min(programs)
     before, after = dict(flags_of(words[:start])), dict(flags_of(words[start + 1 :]))
-    keys = before | after if "accelerate" in launchers else after  # the flags of `accelerate launch` are its keys
+    of_launch = any("accelerate" in one for one in launchers)  # the flags of `accelerate launch` are its keys
+    keys = before | after if of_launch else after
     return Said(keys, before, [Path(one).name for one in launchers], names)
 
 
@@ -137,7 +150,7 @@ def flags_of(words: Sequence[str]) -> Iterator[tuple[str, Any]]:
 
 def typed_value(value: Any) -> Any:
     """A text that is a number or a truth as such."""
-    if isinstance(value, str) and re.fullmatch(r"-?\d+(\.\d+)?|true|false", value.lower()):
+    if isinstance(value, str) and re.fullmatch(r"-?(0|[1-9]\d*)(\.\d+)?|true|false", value.lower()):
         return json.loads(value.lower())
     return value
 

@@ -59,7 +59,8 @@ def refuse_other_files(said: Mapping[str, Any], keys: re.Pattern[str], files: re
     for key, value in said.items():
         named = isinstance(value, str) and value.lower() not in OFF and files.fullmatch(value)
         if named and keys.fullmatch(as_in_table(key)):
+            file = value.split()[0]
             raise ValueError(
-                f"{key} names another file, {value}, whose keys count: give that one first, python -m book.explain "
-                f"{value}, and what this one changes as options behind it"
+                f"{key} names another file, {file}, whose keys count: give that one first, python -m book.explain "
+                f"{file}, and what this one changes as options behind it"
             )

@@ -137,7 +137,7 @@ class _Shell(Expander):
             if all(value == values[0] for value in values):
                 self.variables[name] = values[0]
             elif any(isinstance(value, list) for value in values):
-                self.variables[name] = _merged([value or [] for value in values], condition)
+                self.variables[name] = _merged([_listed(value) for value in values], condition)
             else:
                 words = [word for value in values for word in str(value or "").split()]
                 self.variables[name] = Undecided(f"${name}", condition, _flags(words))
@@ -151,9 +151,9 @@ class _Shell(Expander):
                 before = self.variables.get(raw.name, []) if raw.more else []
                 self.variables[raw.name] = [*([before] if isinstance(before, str) else before), *items]
             elif (of := re.match(r"(\w+)(\+?)=", raw)) and set(words) <= SETS:
-                value = self.text(raw[of.end() :])
-                before = self.variables.get(of[1], "") if of[2] else ""
-                self.variables[of[1]] = value if not of[2] else f"{before}{value}"
+                value, before = self.text(raw[of.end() :]), self.variables.get(of[1], "") if of[2] else ""
+                many = isinstance(value, list) or isinstance(before, list)
+                self.variables[of[1]] = [*_listed(before), *_listed(value)] if many else before + value
             else:
                 words += self.words(raw)
         if not words or words[0] in SETS:
@@ -211,7 +211,7 @@ class _Shell(Expander):
             inner = self.compared(raw[1:])
             return None if inner is None else not inner
         values = [self.text(one) for one in raw]
-        if any("$" in one or isinstance(one, Undecided) for one in values):
+        if any(isinstance(one, list | Undecided) or "$" in one for one in values):
             return None
         if len(values) == 2 and values[0] in ("-n", "-z"):
             return bool(values[1]) == (values[0] == "-n")
@@ -223,6 +223,10 @@ class _Shell(Expander):
                 return COMPARED[values[1]](int(a), int(b))
             return COMPARED[values[1]](a, b) if values[1] in ("=", "==", "!=") and "*" not in b else None
         return None
+
+
+def _listed(value: str | list[str] | None) -> list[str]:
+    return value if isinstance(value, list) else split_word(value or "")
 
 
 def _flags(words: Sequence[str]) -> list[str]:

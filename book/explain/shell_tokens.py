@@ -107,9 +107,9 @@ def _word(text: str, at: int) -> int:
         if text[at] == "\\":
             at += 2
         elif text[at] in "'\"`":
-            at = _quoted(text, at)
+            at = quoted_end(text, at)
         elif text.startswith(("$(", "${"), at):
-            at = _bracket(text, at + 1)
+            at = bracket_end(text, at + 1)
         elif text[at].isspace() or text[at] in ";|&()<>":
             return at
         else:
@@ -117,20 +117,21 @@ def _word(text: str, at: int) -> int:
     return max(at, start)
 
 
-def _quoted(text: str, at: int) -> int:
+def quoted_end(text: str, at: int) -> int:
+    """Behind the quote that ends the one at this place, with commands and variables inside."""
     mark, start = text[at], at
     at += 1
     while at < len(text):
         if text[at] == mark:
             return at + 1
         if mark == '"' and text.startswith(("$(", "${"), at):
-            at = _bracket(text, at + 1)
+            at = bracket_end(text, at + 1)
         else:
             at += 2 if text[at] == "\\" and mark != "'" else 1
     raise ValueError(f"the quote before {text[start : start + 30]!r} does not end")
 
 
-def _bracket(text: str, at: int) -> int:
+def bracket_end(text: str, at: int) -> int:
     """Behind the bracket that closes the one at this place, with quotes and brackets inside."""
     start, close = at, {"(": ")", "{": "}"}[text[at]]
     at += 1
@@ -138,9 +139,9 @@ def _bracket(text: str, at: int) -> int:
         if text[at] == close:
             return at + 1
         if text[at] in "'\"":
-            at = _quoted(text, at)
+            at = quoted_end(text, at)
         elif text[at] == text[start]:
-            at = _bracket(text, at)
+            at = bracket_end(text, at)
         else:
             at += 2 if text[at] == "\\" else 1
     raise ValueError(f"{text[start - 1 : start + 30]!r} lacks a closing {close}")

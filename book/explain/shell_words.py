@@ -5,7 +5,9 @@ from __future__ import annotations
 import ast
 import operator
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+
+from book.explain.shell_tokens import bracket_end, quoted_end
 
 ARITHMETIC = {
     ast.Add: operator.add,
@@ -37,45 +39,39 @@ class Expander:
 
     def words(self, raw: str) -> list[str]:
         """The words that a word stands for: none, one or many."""
-        fields: list[str] = []
-        now: list[str] | None = None  # pieces of the word that is being made
-        for text, quoted in self.pieces(raw):
-            if isinstance(text, list):  # an array: each element is a word
-                elements = text if quoted else [one for element in text for one in split_word(element)]
-                fields += elements
-            elif quoted or isinstance(text, Undecided):
-                now = [*(now or []), text]
-            else:
-                first, *rest = re.split(r"\s+", text)
-                now = [*(now or []), first] if first or now is not None else now
-                for one in rest:
-                    fields += [] if now is None else [_joined(now)]
-                    now = [one] if one else None
-        fields += [] if now is None else [_joined(now)]
-        return [one for field in fields for one in _spread(field)]
+        return [one for field in _fields(self.pieces(raw)) for one in _spread(field)]
 
-    def text(self, raw: str) -> str:
-        """The value of an assignment, which is not split into words."""
-        pieces = [" ".join(text) if isinstance(text, list) else text for text, _ in self.pieces(raw)]
-        return _joined(pieces) if pieces else ""
+    def text(self, raw: str) -> str | list[str]:
+        """The value of an assignment, which is not split; its words, where some of many are undecided."""
+        pieces = [one for one, _ in self.pieces(raw)]
+        each = [word for one in pieces for word in (one if isinstance(one, list) else [one])]
+        if any(isinstance(word, Undecided) for word in each) and re.search(r"\s", " ".join(each)):
+            return _fields((one, False) for one in pieces)
+        return _joined([" ".join(one) if isinstance(one, list) else one for one in pieces])
 
     def pieces(self, raw: str) -> Iterator[tuple[str | list[str], bool]]:
         """Pieces of a word, with the values of variables, and whether each is quoted."""
-        pattern = re.compile(r"'([^']*)'|\"((?:\\.|\$\([^)]*\)|[^\"\\])*)\"|\\(.)|(\$)|([^'\"\\$]+)", re.DOTALL)
         at = 0
         while at < len(raw):
-            of = pattern.match(raw, at)
-            if of is None:
-                raise ValueError(f"the quotes of {raw!r} do not end")
-            if of[4]:
+            if raw[at] == "$":
                 text, at = self.value(raw, at)
                 yield text, isinstance(text, str) and text.startswith("$")  # what nothing sets stays one word
-                continue
-            at = of.end()
-            if of[2] is not None:
-                yield from self.inside(of[2])
+            elif raw[at] in "'\"":
+                end = quoted_end(raw, at)
+                inner = raw[at + 1 : end - 1]
+                yield from [(inner, True)] if raw[at] == "'" else self.inside(inner)
+                at = end
+            elif raw[at] == "`":
+                end = quoted_end(raw, at)
+                yield raw[at:end], True
+                at = end
+            elif raw[at] == "\\":
+                yield raw[at + 1 : at + 2], True
+                at += 2
             else:
-                yield of[1] if of[1] is not None else of[3] or of[5], of[5] is None
+                end = next((i for i in range(at, len(raw)) if raw[i] in "$'\"`\\"), len(raw))
+                yield raw[at:end], False
+                at = end
 
     def inside(self, text: str) -> Iterator[tuple[str | list[str], bool]]:
         """The pieces between double quotes."""
@@ -98,10 +94,10 @@ class Expander:
         if of := re.match(r"\$\(\((.*?)\)\)", rest, re.DOTALL):
             return self.arithmetic(of[1]), at + of.end()
         if rest.startswith("$("):
-            end = _closing(rest, 1, "()")
+            end = bracket_end(rest, 1)
             return rest[:end], at + end
         if rest.startswith("${"):
-            end = _closing(rest, 1, "{}")
+            end = bracket_end(rest, 1)
             return self.parameter(rest[2 : end - 1], rest[:end]), at + end
         if of := re.match(r"\$(\w+|[@*#?$!-])", rest):
             if of[1] in "@*":
@@ -131,6 +127,28 @@ class Expander:
             return f"$(({expression}))"
 
 
+def _fields(pieces: Iterable[tuple[str | list[str], bool]]) -> list[str]:
+    """Words of pieces that stand side by side: cut at blanks, except in those that are quoted."""
+    fields: list[str] = []
+    now: list[str] | None = None  # pieces of the word that is being made
+    for text, quoted in pieces:
+        for i, one in enumerate(text if isinstance(text, list) else [text]):
+            if i:
+                fields, now = [*fields, *_ended(now)], None
+            if quoted or isinstance(one, Undecided):
+                now = [*(now or []), one]
+                continue
+            first, *rest = re.split(r"\s+", one)
+            now = [*(now or []), first] if first or now is not None else now
+            for word in rest:
+                fields, now = [*fields, *_ended(now)], [word] if word else None
+    return [*fields, *_ended(now)]
+
+
+def _ended(pieces: list[str] | None) -> list[str]:
+    return [] if pieces is None else [_joined(pieces)]
+
+
 def _joined(pieces: Sequence[str]) -> str:
     """One word of its pieces; undecided if one of them is."""
     unsure = next((one for one in pieces if isinstance(one, Undecided)), None)
@@ -148,16 +166,6 @@ def _spread(word: str) -> list[str]:
 def split_word(word: str) -> list[str]:
     """The words between blanks; an undecided one is not split."""
     return [word] if isinstance(word, Undecided) else word.split()
-
-
-def _closing(text: str, at: int, pair: str) -> int:
-    """Behind the bracket that closes the one at this place."""
-    depth = 0
-    for i in range(at, len(text)):
-        depth += (text[i] == pair[0]) - (text[i] == pair[1])
-        if not depth:
-            return i + 1
-    raise ValueError(f"{text[:40]!r} lacks a closing {pair[1]}")
 
 
 def _number(tree: ast.expr) -> int:

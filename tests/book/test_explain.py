@@ -1,4 +1,4 @@
-"""Foreign configurations: a model of Hugging Face, a command or file of four frameworks and two more. Facts, not files copied."""
+"""Foreign configurations: a model of Hugging Face, a command or file of a framework. Facts, not files copied."""
 
 import json
 import sys

@@ -97,6 +97,12 @@ def test_a_field_that_hangs_on_something_outside_is_asked_for(read):
     ):
         read(sizes)
     assert read(sizes, "--num-layers", "32").found["num_layers"] == 32
+    both = sizes.replace("--seq-length 1024", "--seq-length $2")
+    with pytest.raises(
+        ValueError, match="run.sh leaves open --seq-length, --num-layers: add them after it, with val"
+    ):
+        read(both)
+    assert read(both, "--num-layers", "32", "--seq-length", "4096").found["context"] == 4096
     switch = 'if [ $2 = on ]; then SP="--sequence-parallel"; fi\n' + f"{RUN} --tensor-model-parallel-size 2 $SP"
     with pytest.raises(ValueError, match=r"sequence-parallel depends on \[ \$2 = on \], which nothing sets; add"):
         read(switch)
