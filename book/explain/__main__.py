@@ -27,7 +27,8 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--config", metavar="FILE", help="a config.json of Hugging Face, for the model")
     try:
         args, words = parser.parse_known_args(argv)
-        if args.config and "--module" in words and not Path(args.config).is_file():  # both are torchtitan's
+        of_module = any(word.startswith("--module") for word in words)
+        if args.config and of_module and not Path(args.config).is_file():  # both are torchtitan's
             words, args.config = [*words, "--config", args.config], None
         notes, foreign = [], None
         if args.config:

@@ -54,10 +54,10 @@ def read_foreign(words: Sequence[str]) -> Asked:
         for key, into in rows.items()
         if key in short and str(keys[short[key]]).lower() not in ("none", "null", "auto")
     ]
-    open_ones = [key for key, value, _ in entered if isinstance(value, Undecided) or "$" in str(value)]
-    if len(open_ones) > 1:
+    unset = [key for key, value, _ in entered if isinstance(value, Undecided) or "$" in str(value)]
+    if len(unset := list(dict.fromkeys(unset))) > 1:
         raise ValueError(
-            f"{name or 'the command'} leaves open --{', --'.join(open_ones)}: add them after it, with values"
+            f"{name or 'the command'} leaves open --{', --'.join(unset)}: add them after it, with values"
         )
     for row in entered:
         enter(asked, *row)
@@ -117,17 +117,28 @@ def _settle(found: dict[str, Any], table: Mapping[str, Any]) -> None:
     if {"nodes", "per_node"} <= found.keys():
         found["gpus"] = found["nodes"] * found["per_node"]
     if table["name"] == "torchtitan":
-        if found.get("pp", 1) == 1:  # a schedule is the default of some files, and there is no pipeline for it
-            for field in ("schedule", "stages_per_rank", "stage_layers"):
-                found.pop(field, None)
-        elif found["zero"] == 3 and "reshards" not in found:
-            found["zero"] = 2  # with a pipeline, it keeps gathered parameters by default
+        _keep_gathered(found)
+    if found.get("pp", 1) > 1 and found["zero"] > table.get("zero_in_pipeline", 3):
+        raise ValueError(f"{table['name']} has no ZeRO-{found['zero']} in a pipeline: choose stage 1, or no pipeline")
+
+
+def _keep_gathered(found: dict[str, Any]) -> None:
+    """With a pipeline, torchtitan keeps gathered parameters unless it is told otherwise: ZeRO-2."""
+    if found.get("pp", 1) > 1 and found["zero"] == 3 and "reshards" not in found:
+        found["zero"] = 2
 
 
 def completed(asked: Asked, own: dict, training: Training, batch: int | None) -> tuple[Training, dict[str, Any]]:
     """The training, with batch (microbatches times ranks, if None) and stack; and fields of the layout, `own` first."""
-    asked.by.update({name: f"--{name} {n}" for name, n in own.items() if n != asked.found.get(name)})
+    changed = {name: f"--{name} {n}" for name, n in own.items() if n != asked.found.get(name)}
+    asked.by.update(changed)
     found = asked.found | own
+    if asked.framework == "torchtitan":
+        if "zero" not in changed:
+            _keep_gathered(found)
+        if found.get("pp", 1) == 1:  # its files name a schedule by default, without a pipeline for it
+            for name in {"schedule", "stages_per_rank", "stage_layers"} - changed.keys():
+                found.pop(name, None)
     tp, cp, pp, copies = (found.get(name, 1) for name in ("tp", "cp", "pp", "replicas"))
     dp = max(1, training.cluster.gpus // (tp * cp * pp))
     shards = found.get("shards", dp // copies)

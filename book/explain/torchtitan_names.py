@@ -49,15 +49,14 @@ def enter_flavor(asked: Asked, said: Mapping[str, Any], table: Mapping[str, Any]
 
     `model` is the name of a preset, so that --model on the command line takes its place.
     """
-    names = [said[key] for key in ("model.name", "model.flavor") if key in said]
     flavors = table.get("flavors", {})
-    if len(names) == 2 and flavors:
-        model = flavors.get(flavor := " ".join(map(str, names)))
+    if "model.flavor" in said and flavors:
+        model = flavors.get(flavor := f"{said.get('model.name', 'llama3')} {said['model.flavor']}")
         if isinstance(model, dict):
             asked.found.update(model)
-            asked.by.update(dict.fromkeys(model, f"model.flavor {names[1]}"))
+            asked.by.update(dict.fromkeys(model, f"model.flavor {said['model.flavor']}"))
         elif model:
-            asked.found["model"], asked.by["model"] = model, f"model.flavor {names[1]}"
+            asked.found["model"], asked.by["model"] = model, f"model.flavor {said['model.flavor']}"
         else:
             asked.notes.append(f"not understood: model.flavor {flavor}; known are {', '.join(flavors)}")
     elif "base_model" in said and table["name"] == "axolotl":

@@ -195,6 +195,8 @@ def test_bytes_of_torchtitan_and_deepspeed(read):
     plain = {"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": True}}
     assert recipe_of(read(plain | {"optimizer": {"type": "Lion"}})) == (2, 2, 4, 4)
     assert recipe_of(read(plain | {"data_types": {"grad_accum_dtype": "fp32"}})) == (2, 4, 4, 8)
+    with pytest.raises(ValueError, match="DeepSpeed has no ZeRO-2 in a pipeline: choose stage 1, or no pipeline"):
+        read(plain | {"zero_optimization": {"stage": 2}, "pipeline": {"stages": 2}})
     assert "float32" in read({"train_micro_batch_size_per_gpu": 1}).notes[0]
     asked = read(TITAN.replace("[training]", '[training]\nmixed_precision_param = "float32"'))
     assert asked.notes[0].startswith("not modelled: training.mixed_precision_param float32: 16 bit are counted")

@@ -13,14 +13,14 @@ from tests.book.test_explain_files import MEGATRON
 def ask_titan(tmp_path, capsys):
     """The plan of torchtitan's 8B on 64 GPUs with further keys of [parallelism]."""
 
-    def ask(keys, text=TITAN):
+    def ask(keys, text=TITAN, *words):
         for line in keys.splitlines():
             key = line.partition(" ")[0]
             text = "\n".join(one for one in text.splitlines() if not one.startswith(key))
         text = text.replace("[parallelism]", f"[parallelism]\n{keys}")
         (tmp_path / "a.toml").write_text(text)
         read_foreign([str(tmp_path / "a.toml")])
-        return json.loads(answered(capsys, tmp_path / "a.toml", "--gpus", 64, "--batch", 128, "--json"))
+        return json.loads(answered(capsys, tmp_path / "a.toml", "--gpus", 64, "--batch", 128, "--json", *words))
 
     return ask
 
@@ -39,8 +39,11 @@ def test_the_flavor_is_the_model_and_an_option_overrules_it(capsys, tmp_path):
 
 
 def test_a_schedule_without_a_pipeline_is_no_error(ask_titan):
-    layout = ask_titan('pipeline_parallel_schedule = "Interleaved1F1B"')["report"]["layout"]
+    interleaved = 'pipeline_parallel_schedule = "Interleaved1F1B"'
+    layout = ask_titan(interleaved)["report"]["layout"]
     assert (layout["pp"], layout["stages_per_rank"], layout["zero"]) == (1, 1, 3)
+    layout = ask_titan(interleaved, TITAN, "--pp", 2)["report"]["layout"]
+    assert (layout["pp"], layout["stages_per_rank"], layout["zero"]) == (2, 2, 2)
     old = TITAN.replace("[parallelism]", "[experimental]\npipeline_parallel_degree = 4\n[parallelism]")
     with pytest.raises(ValueError, match=r"experimental.pipeline_parallel_degree 4 .*speaks of parallelism"):
         ask_titan("", old)
