@@ -47,20 +47,8 @@ def read_foreign(words: Sequence[str]) -> Asked:
     keys = with_config(said.keys, table)
     asked = Asked(framework, table["defaults"] | table.get("kept", {}), {}, [])
     full = {as_in_table(key): key for key in keys}
-    short = {key.rpartition(".")[2]: full[key] for key in full} | full
-    entered = [
-        (short[key], keys[short[key]], into)
-        for rows in (table["keys"], table.get("bytes", {}))
-        for key, into in rows.items()
-        if key in short and str(keys[short[key]]).lower() not in ("none", "null", "auto")
-    ]
-    unset = [key for key, value, _ in entered if isinstance(value, Undecided) or "$" in str(value)]
-    if len(unset := list(dict.fromkeys(unset))) > 1:
-        raise ValueError(
-            f"{name or 'the command'} leaves open --{', --'.join(unset)}: add them after it, with values"
-        )
-    for row in entered:
-        enter(asked, *row)
+    short = {key.rpartition(".")[2]: full[key] for key in full} | full  # with and without the names of sections
+    _enter_rows(asked, {key: (short[key], keys[short[key]]) for key in short}, table, name or "the command")
     _enter_launcher(asked, said)
     enter_tokens(asked, keys, table)
     enter_flavor(asked, keys, table)
@@ -75,6 +63,30 @@ def read_foreign(words: Sequence[str]) -> Asked:
     if half and not any(key in short and (key in rows or keys[short[key]] is not False) for key in half):
         asked.notes.append(f"not modelled: no {' or '.join(half)}: 16 bit are counted; it computes in float32")
     return asked
+
+
+def _enter_rows(asked: Asked, said: Mapping[str, tuple[str, Any]], table: Mapping[str, Any], what: str) -> None:
+    """Enter all keys that have a row, in the order of the rows.
+
+    Raises:
+        ValueError: keys that a script leaves open.
+    """
+    rows = [
+        (*said[key], into)
+        for kind in ("keys", "bytes")
+        for key, into in table.get(kind, {}).items()
+        if key in said and str(said[key][1]).lower() not in ("none", "null", "auto")
+    ]
+    unset = dict.fromkeys(key for key, value, _ in rows if isinstance(value, Undecided) or "$" in str(value))
+    if len(unset) > 1:
+        raise ValueError(f"{what} leaves open --{', --'.join(unset)}: add them after it, with values")
+    for key, beside in table.get("needs", {}).items():
+        if key in said and not any(said.get(one, ("", False))[1] is True for one in beside):
+            asked.notes.append(
+                f"not understood: {said[key][0]} without {' or '.join(beside)}; it is counted as with it"
+            )
+    for row in rows:
+        enter(asked, *row)
 
 
 def _said(words: Sequence[str]) -> tuple[str, Said]:

@@ -99,7 +99,7 @@ class _Shell(Expander):
             self.block(loop.body)
 
     def branch(self, branch: Branch) -> None:
-        """Command the side that the condition decides, or both."""
+        """Run the side that the condition decides, or both."""
         answer = self.answer(branch.condition)
         if answer is not None:
             self.block(branch.yes if answer else branch.no)
@@ -118,7 +118,7 @@ class _Shell(Expander):
         return self.either(f"case {case.word}", [body for _, body in case.sides] + otherwise)
 
     def either(self, condition: str, sides: Sequence[Sequence[Statement]]) -> None:
-        """Command each of the sides from the same start, except those that end the script; keep what they agree on."""
+        """Run each of the sides from the same start, except those that end the script; keep what they agree on."""
         before, ends, ran = dict(self.variables), [], list(self.run)
         for side in sides:
             self.variables, self.run = dict(before), list(ran)

@@ -176,6 +176,13 @@ def test_flags_of_megatron_that_change_bytes(flags, capsys):
         assert "bytes of" in said.partition("\n\n")[0] and "without it" in said
 
 
+def test_a_key_that_counts_only_beside_another_is_named():
+    words = "--data-parallel-sharding-strategy optim_grads_params".split()
+    assert read_foreign([*MEGATRON.split(), "--use-megatron-fsdp", *words]).notes == []
+    (note,) = read_foreign([*MEGATRON.split(), *words]).notes
+    assert note.startswith("not understood: data-parallel-sharding-strategy without use_megatron_fsdp or use_custom")
+
+
 def test_other_optimizers_are_refused_and_8_bit_weights_are_named():
     with pytest.raises(
         ValueError, match="optimizer muon is not modelled: its bytes are not known here, those of adam"
