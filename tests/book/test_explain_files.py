@@ -183,6 +183,19 @@ def test_a_key_that_counts_only_beside_another_is_named():
     assert note.startswith("not understood: data-parallel-sharding-strategy without use_megatron_fsdp or use_custom")
 
 
+def test_attention_that_keeps_its_scores(read):
+    pytest.importorskip("yaml")
+    for flags, fused in {
+        "--transformer-impl local": False,
+        "--transformer-impl local --use-flash-attn": True,
+        "--transformer-impl transformer_engine": None,
+        "--attention-backend unfused": False,
+    }.items():
+        asked = read_foreign([*MEGATRON.split(), *flags.split()])
+        assert (asked.found.get("fused_attention"), asked.notes) == (fused, []), flags
+    assert read(AXOLOTL + "attn_implementation: eager").found["fused_attention"] is False
+
+
 def test_other_optimizers_are_refused_and_8_bit_weights_are_named():
     with pytest.raises(
         ValueError, match="optimizer muon is not modelled: its bytes are not known here, those of adam"
