@@ -64,11 +64,14 @@ def content(text: str, name: str) -> Said:
         if kind:
             tree = tomllib.loads(text) if kind == "toml" else _json_or_yaml(text, kind)
             return Said(dict(_dotted(tree, name)), {}, [], [])
-        ran = commands(text)
     except ModuleNotFoundError:
         raise ValueError(f"{name} is YAML, and to read it Python needs PyYAML: pip install PyYAML") from None
     except Exception as error:  # each module has its own
         raise ValueError(f"{name} is malformed: {' '.join(str(error).split())}") from None
+    try:
+        ran = commands(text)
+    except ValueError as error:
+        raise ValueError(f"{name} is no script that can be followed: {error}") from None
     settings = [file for file in ran.files if not re.search(r"(activate\w*|rc|profile|conda|modules?)(\.sh)?$", file)]
     if settings:
         raise ValueError(f"{name} reads another script, {settings[0]}: write what that one sets into this file")

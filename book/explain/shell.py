@@ -22,6 +22,7 @@ COMPARED = {
     **{"-lt": operator.lt, "-le": operator.le, "-gt": operator.gt, "-ge": operator.ge},
     **{"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge},
 }
+MOST_COMMANDS = 500
 SETS = {"export", "local", "declare", "readonly", "typeset"}
 SCRIPT_READERS = {"sbatch", "bash", "sh", "srun"}  # run what is behind `<<`
 
@@ -44,13 +45,15 @@ def commands(text: str) -> Commands:
     """The commands of a script, as far as the script itself decides them.
 
     Raises:
-        ValueError: a quote, a parenthesis or a branch without an end.
+        ValueError: a quote, a parenthesis or a branch without an end; loops without one.
     """
     shell = _Shell()
     try:
         shell.block(script_tree(text))
     except _Exit:
         pass
+    except RecursionError:
+        raise ValueError("its functions call themselves without an end") from None
     named = set(re.findall(r"\$\{?[#!]?(\w+)", text))
     unused = [value for name, value in shell.variables.items() if name not in named]
     words = [word for value in unused for word in (value if isinstance(value, list) else str(value).split())]
@@ -173,6 +176,8 @@ class _Shell(Expander):
                 pass
         else:
             self.run.append(words)
+            if len(self.run) > MOST_COMMANDS:
+                raise ValueError(f"its loops run more than {MOST_COMMANDS} commands")
         for body in command.documents:
             if name in SCRIPT_READERS:
                 self.block(script_tree(body))

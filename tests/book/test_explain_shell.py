@@ -49,6 +49,14 @@ def test_what_does_not_end_is_an_error(script):
         commands(script)
 
 
+def test_a_sweep_of_sweeps_ends():
+    loops = "".join(f"for {name} in 1 2 3 4 5 6 7 8; do\n" for name in "abcd") + "run $a\n" + "done\n" * 4
+    with pytest.raises(ValueError, match="its loops run more than 500 commands"):
+        commands(loops)
+    with pytest.raises(ValueError, match="its functions call themselves without an end"):
+        commands("f() { f; }\nf")
+
+
 def test_what_a_condition_leaves_open_is_undecided():
     (run,) = commands('A=1; B="--y 2"\nif [ $X = a ]; then A=2; B="--z"; C=(--w 1); fi\nrun $A $B ${C[@]}').run
     assert run == ["run", "$A", "--z", "--y", "--w"] and all(isinstance(word, Undecided) for word in run[1:])
