@@ -52,7 +52,15 @@ def explained(args: argparse.Namespace, foreign: Asked, notes: list[str]) -> str
     training, asked = completed(foreign, asked, training_asked(args, foreign.found | asked), args.batch)
     mine = layout_asked(training, asked, frozenset(FRAMEWORKS[foreign.framework].get("able", ())))
     notes = [*notes, *foreign.notes, *(f"not modelled: {name}" for name in options_given(args, NOT_MODELLED))]
-    return printed(args, training, [mine], before=flags_text(foreign, training, mine), notes=notes, by=foreign.by)
+    return printed(
+        args,
+        training,
+        [mine],
+        before=flags_text(foreign, training, mine),
+        notes=notes,
+        by=foreign.by,
+        remarks=foreign.remarks,
+    )
 
 
 if __name__ == "__main__":

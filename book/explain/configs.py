@@ -45,9 +45,9 @@ def read_foreign(words: Sequence[str]) -> Asked:
     framework = framework_of(said, name)
     table = FRAMEWORKS[framework]
     keys = with_config(said.keys, table)
-    asked = Asked(framework, table["defaults"] | table.get("kept", {}), {}, [])
     full = {as_in_table(key): key for key in keys}
     short = {key.rpartition(".")[2]: full[key] for key in full} | full  # with and without the names of sections
+    asked = Asked(framework, table["defaults"] | table.get("kept", {}), {}, [], _remarks(said, short, keys, table))
     _enter_rows(asked, {key: (short[key], keys[short[key]]) for key in short}, table, name or "the command")
     _enter_launcher(asked, said)
     enter_tokens(asked, keys, table)
@@ -59,10 +59,18 @@ def read_foreign(words: Sequence[str]) -> Asked:
     counts = {key: value for key, value in left.items() if not without_effect(notes).search(as_in_table(key))}
     refuse_other_files(counts, re.compile(".+"), re.compile(FOREIGN["names_file"]["values"]))
     asked.notes.extend(left_over(left, notes))
-    half = table.get("half", ())
-    if half and not any(key in short and (key in rows or keys[short[key]] is not False) for key in half):
-        asked.notes.append(f"not modelled: no {' or '.join(half)}: 16 bit are counted; it computes in float32")
     return asked
+
+
+def _remarks(
+    said: Said, short: Mapping[str, str], keys: Mapping[str, Any], table: Mapping[str, Any]
+) -> tuple[str, ...]:
+    """What a reader has to know of that no key says."""
+    remarks = [f"with the flags of {', '.join(said.taken)}, which the command does not use"] if said.taken else []
+    half = table.get("half", ())
+    if half and not any(key in short and keys[short[key]] not in (False, "no") for key in half):
+        remarks.append(f"no {' or '.join(half)}, so that it computes in float32, and 16 bit are counted")
+    return tuple(remarks)
 
 
 def _enter_rows(asked: Asked, said: Mapping[str, tuple[str, Any]], table: Mapping[str, Any], what: str) -> None:

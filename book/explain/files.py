@@ -34,12 +34,14 @@ class Said(NamedTuple):
         keys: of the program, or of the file, dotted.
         launcher: flags of what starts the ranks; they are not the program's.
         launchers, programs: by name, such as torchrun, pretrain_gpt.py.
+        taken: variables of a script whose flags are among the keys, though its command does not use them.
     """
 
     keys: dict[str, Any]
     launcher: dict[str, Any]
     launchers: list[str]
     programs: list[str]
+    taken: tuple[str, ...] = ()
 
 
 def read_text(path: str | Path) -> str:
@@ -92,7 +94,7 @@ def _json_or_yaml(text: str, kind: str) -> Any:
     return json.loads(text) if kind == "json" else import_module("yaml").safe_load(text)
 
 
-def _of_script(run: Sequence[Sequence[str]], unused: list[str], name: str) -> Said:
+def _of_script(run: Sequence[Sequence[str]], unused: dict[str, list[str]], name: str) -> Said:
     """The command of a script that trains; flags in variables that nothing mentions are taken to belong to it."""
     words = [_words(one) for one in run if one and one[0] not in ("echo", "printf", "set", "mkdir")]
     with_flags = [one for one in words if any(word.startswith("--") for word in one)]
@@ -107,9 +109,10 @@ def _of_script(run: Sequence[Sequence[str]], unused: list[str], name: str) -> Sa
         raise ValueError(
             f"{name} has {len(found)} commands ({', '.join(ends)}){why}: leave in it the one that trains"
         )
-    of_variables = dict(flags_of(_words(unused)))
+    taken = {name: dict(flags_of(_words(words))) for name, words in unused.items()}
+    of_variables = {key: value for keys in taken.values() for key, value in keys.items()}
     said = command(found[0] if found else [])
-    return said._replace(keys=of_variables | said.keys)
+    return said._replace(keys=of_variables | said.keys, taken=tuple(name for name, keys in taken.items() if keys))
 
 
 def _words(words: Sequence[str]) -> list[str]:

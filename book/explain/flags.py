@@ -25,7 +25,9 @@ def recipe_kept(recipe: Recipe, bytes_of: dict[str, Any]) -> Recipe:
 
 def flags_text(asked: Asked, training: Training, planned: Planned) -> str:
     """A paragraph for each flag: what a rank holds, sends and waits for by it, and the same run without it."""
-    layout, lines = planned.layout, [f"{asked.framework}, flag by flag ({FRAMEWORKS[asked.framework]['source']})"]
+    layout = planned.layout
+    about = f"{asked.framework}, flag by flag ({FRAMEWORKS[asked.framework]['source']})"
+    lines = ["; ".join([about, *asked.remarks])]
     does = FOREIGN["explain"]["does"] | FOREIGN["explain"]["keeps"]
     for field, words in does.items():
         value = getattr(layout, field, asked.found.get(field))

@@ -33,12 +33,12 @@ class Commands(NamedTuple):
     Args:
         run: the words of each command, in order; a word that nothing decides is `Undecided`.
         files: of other scripts that it reads.
-        unused: words of variables that no command mentions.
+        unused: words of the variables that no command mentions, by name.
     """
 
     run: list[list[str]]
     files: list[str]
-    unused: list[str]
+    unused: dict[str, list[str]]
 
 
 def commands(text: str) -> Commands:
@@ -55,9 +55,8 @@ def commands(text: str) -> Commands:
     except RecursionError:
         raise ValueError("its functions call themselves without an end") from None
     named = set(re.findall(r"\$\{?[#!]?(\w+)", text))
-    unused = [value for name, value in shell.variables.items() if name not in named]
-    words = [word for value in unused for word in (value if isinstance(value, list) else str(value).split())]
-    return Commands(shell.run, shell.files, words)
+    unused = {name: _listed(value) for name, value in shell.variables.items() if name not in named}
+    return Commands(shell.run, shell.files, unused)
 
 
 class _Exit(Exception):

@@ -19,12 +19,14 @@ SWITCHED_OFF = ("parallelism", "precision", "what a rank keeps in memory")  # ma
 
 
 class Asked(NamedTuple):
-    """Values of fields that a configuration gives, the key of each, and notes on all keys that are not understood."""
+    """Values of fields that a configuration gives, the key of each, and notes on all keys that are not understood;
+    remarks are on what it does not say."""
 
     framework: str
     found: dict[str, Any]  # by field of a layout, model, stack or run
     by: dict[str, str]
     notes: list[str]
+    remarks: tuple[str, ...] = ()
 
 
 def enter(asked: Asked, key: str, value: Any, into: str | dict[str, dict]) -> None:

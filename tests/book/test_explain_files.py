@@ -176,6 +176,13 @@ def test_flags_of_megatron_that_change_bytes(flags, capsys):
         assert "bytes of" in said.partition("\n\n")[0] and "without it" in said
 
 
+def test_what_no_key_says_stands_above_the_flags(capsys):
+    words = [*MEGATRON.replace("--bf16", "").split(), "--tensor-model-parallel-size", "2"]
+    said = " ".join(answered(capsys, *words, "--gpus", 64).partition("tensor-model-parallel-size 2\n")[0].split())
+    assert said.endswith("; no bf16 or fp16, so that it computes in float32, and 16 bit are counted")
+    assert read_foreign(words).notes == [] and read_foreign([*words, "--fp16"]).remarks == ()
+
+
 def test_a_key_that_counts_only_beside_another_is_named():
     words = "--data-parallel-sharding-strategy optim_grads_params".split()
     assert read_foreign([*MEGATRON.split(), "--use-megatron-fsdp", *words]).notes == []
@@ -217,7 +224,7 @@ def test_bytes_of_torchtitan_and_deepspeed(read):
     assert recipe_of(read(plain | {"data_types": {"grad_accum_dtype": "fp32"}})) == (2, 4, 4, 8)
     with pytest.raises(ValueError, match="DeepSpeed has no ZeRO-2 in a pipeline: choose stage 1, or no pipeline"):
         read(plain | {"zero_optimization": {"stage": 2}, "pipeline": {"stages": 2}})
-    assert "float32" in read({"train_micro_batch_size_per_gpu": 1}).notes[0]
+    assert "so that it computes in float32, and 16 bit are" in read({"train_micro_batch_size_per_gpu": 1}).remarks[0]
     asked = read(TITAN.replace("[training]", '[training]\nmixed_precision_param = "float32"'))
     assert asked.notes[0].startswith("not modelled: training.mixed_precision_param float32: 16 bit are counted")
 
