@@ -12,7 +12,7 @@ SITE  := _build/html
 # `make test`: all of tests/lib, and of the other floors what takes seconds.
 SOON   := tests/lib $(wildcard tests/book/test_mechanism_*.py) \
   $(addprefix tests/course/test_,check_edits.py check_slips.py check_stale.py solutions.py make_exercises.py) \
-  $(addprefix tests/book/test_,book_formulas.py figures_svg.py figures_schedule.py promises.py prose.py explain.py)
+  $(addprefix tests/book/test_,book_formulas.py figures_svg.py figures_schedule.py promises.py prose.py) $(wildcard tests/book/test_explain*.py)
 COURSE := $(filter-out $(SOON),$(wildcard tests/course/test_*.py))
 PAGES  := $(filter-out $(SOON) tests/book/test_site.py,$(wildcard tests/book/test_*.py))
 SHARED := -m "not alone and not timed and not chapters" -n 2 --dist worksteal

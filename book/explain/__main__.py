@@ -8,13 +8,18 @@ The options are those of `python -m lib.planner`, and overrule what is read.
 
 import argparse
 from dataclasses import asdict
+from pathlib import Path
 
-from book.explain.configs import Asked, completed, flags_text, read_config, read_foreign
+from book.explain.configs import completed, read_foreign
+from book.explain.flags import flags_text
+from book.explain.models import read_config
+from book.explain.tables import FRAMEWORKS
+from book.explain.values import Asked
 from lib.cost.models import NOT_MODELLED
 from lib.planner.__main__ import candidates, layout_asked, options_given, planner_options, printed, training_asked
 from lib.planner.training import Layout4D
 
-ABOUT = "A command of Megatron-LM, or a file of torchtitan, Accelerate or DeepSpeed, flag by flag."
+ABOUT = "A command of Megatron-LM, or a file of torchtitan, Accelerate, DeepSpeed, nanotron or axolotl, flag by flag."
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -22,6 +27,9 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--config", metavar="FILE", help="a config.json of Hugging Face, for the model")
     try:
         args, words = parser.parse_known_args(argv)
+        of_module = any(word.startswith("--module") for word in words)
+        if args.config and of_module and not Path(args.config).is_file():  # both are torchtitan's
+            words, args.config = [*words, "--config", args.config], None
         notes, foreign = [], None
         if args.config:
             if args.model:
@@ -42,9 +50,17 @@ def explained(args: argparse.Namespace, foreign: Asked, notes: list[str]) -> str
     """The report of the layout that a foreign command asks for; before it, each of its flags."""
     asked = options_given(args, Layout4D._fields)
     training, asked = completed(foreign, asked, training_asked(args, foreign.found | asked), args.batch)
-    mine = layout_asked(training, asked)
+    mine = layout_asked(training, asked, frozenset(FRAMEWORKS[foreign.framework].get("able", ())))
     notes = [*notes, *foreign.notes, *(f"not modelled: {name}" for name in options_given(args, NOT_MODELLED))]
-    return printed(args, training, [mine], before=flags_text(foreign, training, mine), notes=notes, by=foreign.by)
+    return printed(
+        args,
+        training,
+        [mine],
+        before=flags_text(foreign, training, mine),
+        notes=notes,
+        by=foreign.by,
+        remarks=foreign.remarks,
+    )
 
 
 if __name__ == "__main__":

@@ -22,10 +22,13 @@ const modelConfig = (tables, presets) => {
     Object.entries(of).flatMap(([field, keys]) => keys.map((key) => [key, field])));
   const isObject = (value) => typeof value === "object" && value !== null && !Array.isArray(value);
 
+  const families = { ...table.families, ...table.aliases };
   const family = (kind) => {
-    const { like, ...row } = table.families[kind];
+    const { like, ...row } = families[kind];
     return like ? { ...family(like), ...row } : row;
   };
+  // The key that says whether there are biases, and of what; of the family or of one that it is like.
+  const biasOf = (kind) => table.bias_keys[kind] ?? (families[kind].like ? biasOf(families[kind].like) : ["", ""]);
   const parsed = (said) => {
     let config;
     try {
@@ -36,13 +39,25 @@ const modelConfig = (tables, presets) => {
     if (!isObject(config)) throw new Error("This must be a JSON object, as Hugging Face writes it.");
     return isObject(config.text_config) ? { ...config, ...config.text_config } : config;
   };
+  const first = (patterns, said) => Object.entries(patterns).find(([one]) => new RegExp(one).test(said))?.[1] ?? "";
+  // What a key that is no size changes, or nothing said of it; undefined if it has no effect. Some are refused.
+  const changes = (key, value) => {
+    const why = first(table.not_modelled, `${plain(key)} ${text(value)}`.toLowerCase());
+    if (first(table.not_modelled, `${plain(key)} true`) && isOff(value)) return undefined;
+    if (!why && noEffect.test(plain(key))) return undefined;
+    const speaks = why ? "" : first(table.speaks, plain(key));
+    if (speaks === "experts" && text(value) === "1") return undefined;
+    if (speaks && !isOff(value))
+      throw new Error(`${key} ${text(value)} is not understood, and speaks of ${speaks}: no number here would hold ` +
+        "for this run; take it out if it changes nothing");
+    return isOff(value) ? undefined : why;
+  };
   // Keys that are no sizes: not modelled, with what that changes, or not understood.
   const leftOver = (config) => {
     const keys = new Map();
     for (const [key, value] of Object.entries(config)) {
-      if (isOff(value) || noEffect.test(plain(key))) continue;
-      const said = `${plain(key)} ${text(value)}`.toLowerCase();
-      const why = Object.entries(table.not_modelled).find(([pattern]) => new RegExp(pattern).test(said))?.[1] ?? "";
+      const why = changes(key, value);
+      if (why === undefined) continue;
       const shown = typeof value === "object" || typeof value === "boolean" ? key : `${key} ${text(value)}`;
       keys.set(why, [...(keys.get(why) ?? []), shown]);
     }
@@ -60,8 +75,8 @@ const modelConfig = (tables, presets) => {
         if (new RegExp(pattern).test(key.replaceAll("-", "_")) && ![...off, "1"].includes(text(value).toLowerCase()))
           throw new Error(`${key} ${text(value)} is not modelled; ${why}`);
     const kind = config.model_type;
-    if (typeof kind !== "string" || !Object.hasOwn(table.families, kind))
-      throw new Error(`model_type ${written(kind)} is not known; known are ${Object.keys(table.families).join(", ")}`);
+    if (typeof kind !== "string" || !Object.hasOwn(families, kind))
+      throw new Error(`model_type ${written(kind)} is not known; known are ${Object.keys(families).join(", ")}`);
     const { apart, ...ofFamily } = family(kind), found = {};
     for (const [key, field] of sizes) {
       const value = config[key] ?? null;
@@ -77,8 +92,10 @@ const modelConfig = (tables, presets) => {
         throw new Error(`${key}=${written(value)} must be true, false or a number`);
       found[field] = [Boolean(value), key];
     }
-    if (isTrue(config.attention_bias) && "biases" in ofFamily)
-      found.biases = isTrue(config.mlp_bias) ? ["all", "mlp_bias"] : ["qkv", "attention_bias"];
+    const [bias, biased] = biasOf(kind), hasBiases = config[bias] ?? null;
+    if (isTrue(hasBiases) && isTrue(config.mlp_bias)) found.biases = ["all", "mlp_bias"];
+    else if (isTrue(hasBiases)) found.biases = [biased, bias];
+    else if (hasBiases !== null && ofFamily.biases !== "none") found.biases = ["none", bias];
     const given = { ...ofFamily };
     for (const [field, [value]] of Object.entries(found)) given[field] = value;
     const lacks = Object.entries(table.sizes).slice(0, -2).filter(([field]) => !(field in given));
@@ -111,10 +128,12 @@ const modelConfig = (tables, presets) => {
 
   // The same config, as short as it can be without another answer.
   const shortened = (said) => {
-    const kept = ["model_type", "attention_bias", "mlp_bias", "use_sliding_window", "layer_types"];
+    const kept = ["model_type", "attention_bias", "mlp_bias", "use_bias", "use_qkv_bias", "use_sliding_window",
+      "layer_types"];
+    const refusedOr = (key, value) => { try { return changes(key, value) !== undefined; } catch { return true; } };
     const counts = (key, value) =>
       [...sizes, ...switches].some(([one]) => one === key) ? value !== null
-        : kept.includes(key) || !(isOff(value) || noEffect.test(plain(key)));
+        : kept.includes(key) || refusedOr(key, value);
     const short = ([key, value]) => [key, typeof value === "object" && value && !kept.includes(key) ? true : value];
     return JSON.stringify(Object.fromEntries(
       Object.entries(parsed(said)).filter(([key, value]) => counts(key, value)).map(short)));

@@ -134,13 +134,13 @@ def training_asked(args: argparse.Namespace, asked: dict) -> Training:
     return Training(model, Cluster(device, gpus, args.per_node), stack_for(args.stack, name), batch)
 
 
-def layout_asked(training: Training, asked: dict) -> Planned:
-    """The layout that is asked for: ranks that are left out follow."""
+def layout_asked(training: Training, asked: dict, able: frozenset[str] = frozenset()) -> Planned:
+    """The layout that is asked for: ranks that are left out follow; `able` as in `refusal`."""
     tp, cp, pp = (asked.get(axis, 1) for axis in ("tp", "cp", "pp"))
     dp = asked.get("dp", max(1, training.cluster.gpus // (tp * cp * pp)))
     zero = 3 if "replicas" in asked else int(dp * cp > 1)
     layout = Layout4D(tp, cp, pp, dp, zero=zero, sequence_parallel=tp > 1)._replace(**asked)
-    if why := refusal(training, layout):
+    if why := refusal(training, layout, able):
         raise ValueError(why)
     return Planned(layout, step_s(training, layout), memory_bytes(training, layout))
 

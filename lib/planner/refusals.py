@@ -14,13 +14,20 @@ from lib.planner.search import FEWEST_TOKENS, MOST_ROWS, MOST_STAGES_PER_RANK, p
 from lib.planner.seconds import has_even_stages
 from lib.planner.training import Layout4D, Training
 
-
-def refusal(training: Training, layout: Layout4D) -> str | None:
-    """The first reason why a layout is impossible, or None."""
-    return next(_refusals(training, layout), None)
+# No search proposes these, and some software has them.
+COPIES, SHARDED_PIPELINE = "copies of any shape", "ZeRO-3 in a pipeline"
 
 
-def _refusals(training: Training, layout: Layout4D) -> Iterator[str]:
+def refusal(training: Training, layout: Layout4D, able: frozenset[str] = frozenset()) -> str | None:
+    """The first reason why a layout is impossible, or None.
+
+    Args:
+        able: what the software of the run can that no search proposes: `COPIES`, `SHARDED_PIPELINE`.
+    """
+    return next(_refusals(training, layout, able), None)
+
+
+def _refusals(training: Training, layout: Layout4D, able: frozenset[str]) -> Iterator[str]:
     """Each may rely on those before it."""
     tp, cp, pp, dp, rows, v = layout.tp, layout.cp, layout.pp, layout.dp, layout.rows, layout.stages_per_rank
     zero, recompute, schedule, replicas = layout.zero, layout.recompute, layout.schedule, layout.replicas
@@ -59,10 +66,13 @@ def _refusals(training: Training, layout: Layout4D) -> Iterator[str]:
     m = each // rows
     if v > 1 and m % pp:
         yield f"{m:,} microbatches do not divide by pp {pp}: choose v 1, or batch {-(-m // pp) * pp * rows * dp:,}."
-    if zero == 3 and pp > 1:
+    if zero == 3 and pp > 1 and SHARDED_PIPELINE not in able:
         yield "ZeRO-3 is planned without pipeline parallelism: choose pp 1, or ZeRO stage 1."
     node = max(1, training.cluster.per_node // tp)
-    if replicas > 1 and (zero < 3 or dp * cp == replicas or dp * cp != replicas * node):
+    if COPIES in able:
+        if dp * cp % replicas or (replicas > 1 and not zero):
+            yield f"{replicas} copies cannot share {dp * cp:,} data-parallel ranks with ZeRO-{zero}: choose 1."
+    elif replicas > 1 and (zero < 3 or dp * cp == replicas or dp * cp != replicas * node):
         yield f"Copies are planned with ZeRO-3 over the {node} data-parallel ranks of a node: choose 1."
     if v > 1 and schedule == "zb-h1":
         yield "ZB-H1 has one stage per rank: choose v 1, or ZB-V."

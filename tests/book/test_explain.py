@@ -1,4 +1,4 @@
-"""Foreign configurations: a model of Hugging Face, a command or file of four frameworks. Facts, not files copied."""
+"""Foreign configurations: a model of Hugging Face, a command or file of a framework. Facts, not files copied."""
 
 import json
 import sys
@@ -377,6 +377,7 @@ def test_a_script_of_megatron(ask):
     assert said["by"]["zero"] == "use-distributed-optimizer" and "cp" not in said["by"]
     assert [note.partition(":")[2].split()[0] for note in said["notes"]] == ["rampup-batch-size"]
     assert said["by"]["per_node"] == "nproc_per_node 8"
+    assert said["remarks"] == ["with the flags of TRAINING_ARGS, MODEL_PARALLEL_ARGS, which the command does not use"]
 
 
 def test_yaml_of_megatron(ask):

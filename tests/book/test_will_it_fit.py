@@ -24,6 +24,7 @@ from lib.planner.search import ALL_OPEN, all_layouts, why_slower
 from lib.planner.training import GPUS, PRESET_MODELS, STACKS, stack_for
 from tests.book.book_project import BOOK, build, live_html, load, soup, violations
 from tests.book.test_explain import BAD_CONFIGS, LLAMA8, MODELS
+from tests.book.test_explain_models import COUNTED
 
 extension = load("book_planner")
 NUMBERS = extension.numbers()
@@ -230,7 +231,7 @@ def read_in_page(page, *texts: tuple[str, int | None]) -> list[dict]:
 
 def some_config(rng: random.Random) -> dict:
     """A real one, with keys that are odd, missing or wrong."""
-    config = dict(rng.choice(list(MODELS.values()))[0])
+    config = dict(rng.choice([given for given, _ in MODELS.values()] + [one["config"] for one in COUNTED.values()]))
     values = (
         None,
         True,
@@ -265,6 +266,7 @@ def some_config(rng: random.Random) -> dict:
         "num_experts",
         "tie_word_embeddings",
     ]
+    keys += ["use_bias", "use_qkv_bias", "kv_lora_rank", "moe_layers", "n_expert", "num_bits", "use_parallel_block"]
     for key in rng.sample(keys, 2):
         config[key] = rng.choice(values)
     if rng.random() < 0.3:
@@ -275,6 +277,7 @@ def some_config(rng: random.Random) -> dict:
 def test_a_config_is_read_as_python_reads_it(page):
     rng = random.Random(3)
     configs = [given for given, _ in MODELS.values()] + [some_config(rng) for _ in range(400)]
+    configs += [one["config"] for one in COUNTED.values()]
     configs += [json.loads(text) for text, _ in BAD_CONFIGS.values() if text.startswith("{") and len(text) > 1]
     window = {"sliding_window": 4096, "use_sliding_window": False}
     configs += [LLAMA8 | {"attention_bias": True, "mlp_bias": one} for one in ([], {}, 0, True)] + [LLAMA8 | window]

@@ -31,6 +31,18 @@ OLD = {
     "lib.doctor.links.outliers": "lib.doctor.measurement.outliers",
     "lib.doctor.exam.Impatient": "lib.doctor.impatient.Impatient",
     "lib.planner.training.GPUS": "lib.cost.hardware.GPUS",
+    "book.explain.configs.FOREIGN": "book.explain.tables.FOREIGN",
+    "book.explain.configs.FRAMEWORKS": "book.explain.tables.FRAMEWORKS",
+    "book.explain.configs.SWITCHES": "book.explain.tables.SWITCHES",
+    "book.explain.configs.OFF": "book.explain.tables.OFF",
+    "book.explain.configs.USUAL_TOKENS": "book.explain.tables.USUAL_TOKENS",
+    "book.explain.configs.Asked": "book.explain.values.Asked",
+    "book.explain.configs.left_over": "book.explain.values.left_over",
+    "book.explain.configs.refuse_experts": "book.explain.values.refuse_keys",
+    "book.explain.configs.read_text": "book.explain.files.read_text",
+    "book.explain.configs.read_config": "book.explain.models.read_config",
+    "book.explain.configs.shape_of": "book.explain.models.shape_of",
+    "book.explain.configs.flags_text": "book.explain.flags.flags_text",
 }
 
 
