@@ -113,24 +113,37 @@ def shares(sides: Sides, kind: str) -> Compared:
             unseen[held.name] = None
             continue
         mine, wanted, elements = beside
-        allowed, clear = _allowed(sides, kind, held.name), torch.ones(len(mine), dtype=torch.bool)
-        usual = rms(truth[held.name])
+        allowed, usual = _allowed(sides, kind, held.name), rms(truth[held.name])
         if kind == "updates":
             if _slopes_are_rounding(sides, held.name):
                 zeros[held.name] = None
                 continue
-            mine, clear = _but_for_the_type(sides, held, mine, wanted), _clear(sides, held)
+            clear = _clear(sides, held)
+            mine, wanted = _but_for_the_type(sides, held, mine, wanted)[clear], wanted[clear]
+            elements *= len(mine) / len(clear)
         elif usual < sides.zero * top and rms(mine) < ZERO * top:
             zeros[held.name] = None
             continue
-        if allowed is math.inf or not clear.any():
+        if allowed is math.inf or not len(mine):
             unseen[held.name] = None
             if not differ[i]:
                 continue  # copies must have the same bits, whatever may be said of their values
-        size = _norm(truth[held.name]) * math.sqrt(elements / held.part.region.of * clear.double().mean().item())
-        measured = _measured(mine[clear], wanted[clear], size)
-        finite = bool(torch.isfinite(mine).all())
-        found.append(Share(held.rank, held.name, held.own_name, *measured, allowed, finite, differ[i], same[i]))
+        size = _norm(truth[held.name]) * math.sqrt(elements / held.part.region.of)
+        share, apart, rest = _measured(mine, wanted, size)
+        found.append(
+            Share(
+                rank=held.rank,
+                name=held.name,
+                own_name=held.own_name,
+                share=share,
+                apart=apart,
+                rest=rest,
+                allowed=allowed,
+                is_finite=math.isfinite(held.part.square),
+                copies_differ=differ[i],
+                copies=same[i],
+            )
+        )
     return Compared(found, list(zeros), list(unseen))
 
 
