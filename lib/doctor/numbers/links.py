@@ -183,7 +183,7 @@ def of_norm(sides: Sides) -> Iterator[Said]:
     if all(abs(norm / held_norm - 1) <= near or abs(norm / largest - 1) <= near for norm in said):
         return  # the second is the norm of the largest element
     text = f"the ranks hold gradients of norm {held_norm:.6g} and clip by {_listed(sorted({*said}))}"
-    if max(said) / min(said) > 1 + near:
+    if max(said) > min(said) * (1 + near):
         yield "local norm", f"{text}: each takes that of its own shards"
     elif said[0] > held_norm:
         yield "norm counts copies", f"{text}: what several ranks hold is counted several times"

@@ -57,7 +57,8 @@ def plain_name(name: str) -> str:
 def _named(module: nn.Module, kind: str) -> Iterator[tuple[str, Tensor]]:
     """Parameters or buffers, also those that have two names. A wrapper such as DDP has all its module's in `module`."""
     named = list(getattr(module, f"named_{kind}")(remove_duplicate=False))
-    children = [name for name, _ in module.named_children()]
+    outer = getattr(module, "_orig_mod", module)  # torch.compile may be around the wrapper
+    children = [name for name, _ in outer.named_children()]
     for name, tensor in named:
         name = plain_name(name)
         yield (name.removeprefix("module.") if children == ["module"] else name), tensor

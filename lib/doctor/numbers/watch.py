@@ -245,4 +245,5 @@ def _summary(buffer: Tensor) -> dict[str, Any]:
     """A buffer in two sums: it may be large, such as a mask, and is seldom wrong in one element only."""
     buffer = _local(buffer.detach()).cpu()
     values = torch.view_as_real(buffer).double() if buffer.is_complex() else buffer.double()
+    values = torch.where(values.abs() > 1e30, values.sign(), values)  # the -inf of a mask would swallow all others
     return {"shape": list(buffer.shape), "sum": values.sum().item(), "size": values.abs().sum().item()}
