@@ -1,10 +1,14 @@
 """What programs of other people do, and the numbers of a step must bear."""
 
+from functools import partial
+
+import pytest
 import torch
 from torch import nn
 
-from lib.doctor.numbers import compare_numbers, read_numbers, watch
+from lib.doctor.numbers import CannotSee, compare_numbers, read_numbers, start_from, watch
 from lib.doctor.numbers.names import Names
+from lib.doctor.numbers.rows import hashes_of_rows
 
 
 def recorded(folder, mask=None, norm=None):
@@ -48,3 +52,197 @@ def test_a_mask_with_infinite_elements_is_compared(tmp_path):
 def test_a_norm_of_zero_is_a_wrong_norm(tmp_path):
     (found,) = compare_numbers(recorded(tmp_path / "one"), recorded(tmp_path / "zero", norm=0.0)).findings
     assert (found.link, found.cause) == ("norm", "norm leaves out shards")
+
+
+# ---- programs of two tensors, of which one run does something else -----------------------------------------------------
+
+
+class Two(nn.Module):
+    """Two layers whose gradients may be of very different sizes."""
+
+    def __init__(self, small=1.0):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second = nn.Linear(3, 4), nn.Linear(4, 2)
+        self.small = small
+
+    def forward(self, x):
+        return self.second(self.small * self.first(x).tanh() + 1)
+
+
+def trained(folder, model=None, steps=2, change=None, optimizer=None, dtype=torch.float64, after=None, **options):
+    """Some steps of AdamW; `change(model)` before each optimizer step, `after(model, step)` behind it."""
+    model = (model or Two()).to(dtype)
+    optimizer = (optimizer or partial(torch.optim.AdamW, lr=0.01))(model.parameters())
+    seen = watch(folder, model, optimizer, steps=steps, **options)
+    x = torch.linspace(-1, 1, 12).view(4, 3).to(dtype)
+    for step in range(steps + 1):
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        if change:
+            change(model)
+        seen.backward(loss)
+        optimizer.step()
+        if after:
+            after(model, step)
+    return read_numbers(folder)
+
+
+def causes(tmp_path, one, two):
+    found = compare_numbers(trained(tmp_path / "one", **one), trained(tmp_path / "two", **two))
+    return [finding.cause for finding in found.findings], found
+
+
+def test_a_small_gradient_of_the_wrong_sign_is_no_rounding(tmp_path):
+    """Of float32 nobody says how large rounding is; but two roundings have no common factor."""
+
+    def wrong(model):
+        model.first.weight.grad.neg_()
+
+    float32 = {"dtype": torch.float32}
+    said, _ = causes(tmp_path, float32 | {"model": Two(1e-4)}, float32 | {"model": Two(1e-4), "change": wrong})
+    assert said == ["counted twice"]
+
+
+def test_a_small_gradient_without_a_factor_is_named_as_doubtful(tmp_path):
+    def noise(model):
+        model.first.weight.grad.copy_(model.first.weight.grad.flip(0))
+
+    float32 = {"dtype": torch.float32}
+    said, found = causes(tmp_path, float32 | {"model": Two(1e-4)}, float32 | {"model": Two(1e-4), "change": noise})
+    assert said == [] and found.exit_code == 2, "one of four tensors is too much"
+    assert any("first.weight" in sentence and "rounding may be the reason" in sentence for sentence in found.not_seen)
+
+
+def test_a_narrow_tensor_does_not_excuse_the_others(tmp_path):
+    def three_percent(model):
+        for p in model.parameters():
+            p.grad.mul_(1.03)
+
+    float32 = {"gradient": lambda p: p.grad.float()}
+    said, _ = causes(tmp_path, {}, float32)
+    assert said == [], "rounded to float32 as they were stored"
+    said, _ = causes(tmp_path, {}, float32 | {"change": three_percent})
+    assert said == ["one factor"]
+
+
+def test_zeros_in_one_run_and_no_gradient_in_the_other_differ_where_the_optimizer_moves_them(tmp_path):
+    def zeros(model):
+        model.first.weight.grad.zero_()
+
+    def none(model):
+        model.first.weight.grad = None
+
+    said, found = causes(tmp_path, {"change": zeros}, {"change": none})
+    assert said == ["not in the optimizer"] and found.findings[0].link == "updates", "AdamW decays the one"
+    plain = {"optimizer": partial(torch.optim.SGD, lr=0.01)}
+    assert causes(tmp_path, plain | {"change": zeros}, plain | {"change": none})[0] == []
+
+
+def test_weights_that_are_written_after_the_optimizer_count(tmp_path):
+    """An outer optimizer, as Megatron's: the inner steps a flat copy, and the weights follow."""
+
+    class Outer:
+        def __init__(self, parameters):
+            self.parameters = list(parameters)
+            self.main = [nn.Parameter(p.detach().clone()) for p in self.parameters]
+            self.optimizer = torch.optim.AdamW(self.main, lr=0.01)
+
+        def zero_grad(self):
+            for p in self.parameters:
+                p.grad = None
+
+        @torch.no_grad()
+        def step(self):
+            for main, p in zip(self.main, self.parameters, strict=True):
+                main.grad = p.grad.clone()
+            self.optimizer.step()
+            for main, p in zip(self.main, self.parameters, strict=True):
+                p.copy_(main)
+
+    said, found = causes(tmp_path, {}, {"optimizer": Outer})
+    assert said == [] and found.exit_code == 0 and found.looked_at["updates"] == (4, 0)
+    said, found = causes(
+        tmp_path, {}, {"optimizer": Outer, "after": lambda model, step: model.first.weight.data.zero_()}
+    )
+    assert said and found.findings[0].link == "updates"
+
+
+def test_a_tie_has_one_name_whichever_comes_first(tmp_path):
+    class Tied(nn.Module):
+        def __init__(self, first, second):
+            super().__init__()
+            torch.manual_seed(0)
+            layers = {"embed": nn.Linear(3, 3, bias=False)}
+            layers["head"] = nn.Linear(3, 3, bias=False)
+            layers["head"].weight = layers["embed"].weight
+            self.layers = nn.ModuleDict({name: layers[name] for name in (first, second)})
+
+        def forward(self, x):
+            return self.layers["head"](self.layers["embed"](x).tanh())
+
+    said, found = causes(tmp_path, {"model": Tied("embed", "head")}, {"model": Tied("head", "embed")})
+    assert said == [] and found.exit_code == 0
+
+    untied = Tied("embed", "head")
+    untied.layers["head"].weight = nn.Parameter(untied.layers["embed"].weight.detach().clone())
+    said, _ = causes(tmp_path, {"model": Tied("embed", "head")}, {"model": untied})
+    assert said == ["untied"]
+
+
+def test_batches_come_in_many_forms(tmp_path):
+    x, mask = torch.arange(6).view(2, 3), torch.ones(3)
+    wanted = hashes_of_rows([x, x + 1]).tolist()
+    model = nn.Linear(1, 1)
+    for batch in ((x, x + 1), ({"b": x + 1, "a": x},), ([x, [x + 1]], None, 3.0, torch.tensor(2.0), mask)):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        seen = watch(tmp_path, model, optimizer, steps=1)
+        seen.batch(*batch)
+        optimizer.step()
+        assert read_numbers(tmp_path).ranks[0].steps[0].rows == wanted
+    with pytest.raises(CannotSee, match="batch\\(\\) got no tensor with rows"):
+        watch(tmp_path, model, optimizer).batch(None, {"n": 3})
+
+
+def test_rows_that_are_padded_differently_are_not_called_missing(tmp_path):
+    model = nn.Linear(1, 1)
+    for name, length in (("one", 4), ("two", 6)):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        seen = watch(tmp_path / name, model, optimizer, steps=1)
+        seen.batch(nn.functional.pad(torch.ones(2, 3), (0, length - 3)))
+        optimizer.step()
+    with pytest.raises(ValueError, match=r"have shapes \[6\] in .*two, and \[4\] in .*one: pad them"):
+        compare_numbers(read_numbers(tmp_path / "one"), read_numbers(tmp_path / "two"))
+
+
+def test_sparse_gradients_and_frozen_integers(tmp_path):
+    class Quantized(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed = nn.Embedding(5, 2, sparse=True)
+            self.packed = nn.Parameter(torch.zeros(4, dtype=torch.uint8), requires_grad=False)
+
+    model = Quantized()
+    optimizer = torch.optim.SparseAdam(list(model.embed.parameters()))
+    seen = watch(tmp_path, model, optimizer, steps=1)
+    model.embed(torch.tensor([1, 3])).sum().backward()
+    seen.backward(None)
+    optimizer.step()
+    found = compare_numbers(read_numbers(tmp_path), read_numbers(tmp_path))
+    assert found.exit_code == 0 and "1 frozen parameter of integers (packed)" in found.not_seen
+
+
+def test_one_process_gets_the_buffers_too(tmp_path):
+    def statistics():
+        return nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 1)).double()
+
+    trained_before = statistics()
+    trained_before[0].running_mean.fill_(0.5)
+    optimizer = torch.optim.SGD(trained_before.parameters(), lr=0.1)
+    seen = watch(tmp_path, trained_before, optimizer, steps=1)
+    seen.batch(torch.randn(4, 3).double())
+    optimizer.step()
+    model = statistics()
+    start_from(tmp_path, model)
+    assert (model[0].running_mean == 0.5).all()

@@ -138,6 +138,7 @@ def test_files_of_two_runs_are_refused(tmp_path):
         ({"rank": 1, "steps": plain["steps"][:1]}, "recorded 2, 1 steps"),
         ({"rank": 1, "optimizer": "AdamW"}, "they differ in optimizer"),
         ({"rank": 1, "axes": {"tp": (0, 2)}, "rows": {"tp": "same"}}, "ranks name different axes"),
+        ({"rank": 1}, "2 ranks stand at one place"),
     ):
         torch.save(plain | more, folder / "rank1.pt")
         with pytest.raises(ValueError, match=says):
@@ -240,7 +241,7 @@ def cuts(*returned):
         (cuts("w", 7, 0, 2), "which is not \\(whole name"),
         (cuts("w", 0, 2, 2), "has indices .* of "),
         (cuts("w", 0, [(0, 1)], 2), "has .* elements here, where"),
-        ({"gradient": lambda parameter: None}, "no parameter has a gradient in .grad here"),
+        ({"gradient": lambda parameter: None}, "no parameter has a gradient in .grad: call"),
         ({"like": "one"}, "like= has a meaning only with sketch=True"),
     ],
 )

@@ -9,7 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from lib.doctor.numbers.links import loss_differs, of_buffers, of_data, of_norm, of_options, of_weights
+from lib.doctor.numbers.links import (
+    buffers_not_compared,
+    loss_differs,
+    of_buffers,
+    of_data,
+    of_norm,
+    of_options,
+    of_weights,
+)
 from lib.doctor.numbers.patterns import Pattern, Said, said_of
 from lib.doctor.numbers.recorded_numbers import KINDS, Numbers
 from lib.doctor.numbers.share import Share, Sides, shares
@@ -17,6 +25,7 @@ from lib.doctor.numbers.side_by_side import Side, check_same_model, shared_names
 from lib.runtime.words import counted
 
 CHAIN = ("weights", "data", "loss", "gradients", "norm", "clipped", "options", "updates", "buffers")
+MOST_DOUBTFUL = 0.1  # of all tensors: the bias of keys is one of about twelve in a block
 CALLS = {"data": "batch", "loss": "backward", "gradients": "backward", "norm": "norm"}  # that show a link
 
 
@@ -82,13 +91,30 @@ def compare_numbers(one: Numbers, ours: Numbers, exact: Numbers | None = None) -
     found = Comparison(ours, one, exact)
     for step in range(one.steps):
         sides = Sides(*(Side(run, step, aliases) if run else None for run in (ours, one, exact)), step)
-        if exact and not step:
-            _check_exact(sides)
+        if not step:
+            _note_types(found, sides)
+            if exact:
+                _check_exact(sides)
         for link in CHAIN:
             found.findings = [Difference(step + 1, link, *said) for said in _differences(found, sides, link)]
             if found.findings:
                 return found
     return found
+
+
+def _note_types(found: Comparison, sides: Sides) -> None:
+    """What a reader should know of the two runs before any comparison."""
+    types = [
+        sorted({held.part.dtype.removeprefix("torch.") for held in side.held("weights")})
+        for side in (sides.ours, sides.one)
+    ]
+    if types[0] != types[1]:
+        ours, one = (" and ".join(names) for names in types)
+        found.remarks.append(f"the weights are {ours} in this run, and {one} in the other: that rounds differently")
+    if names := sorted({name for rank in sides.ours.run.ranks for name in rank.left_out}):
+        found.not_seen.append(f"{counted(len(names), 'frozen parameter')} of integers ({_few(names)})")
+    if strangers := max(step.strangers for step in sides.ours.steps):
+        found.not_seen.append(f"{counted(strangers, 'tensor')} of the optimizer that are no parameters of the model")
 
 
 def _check_exact(sides: Sides) -> None:
@@ -97,8 +123,8 @@ def _check_exact(sides: Sides) -> None:
     weights = shares(Sides(sides.one, sides.right, None, 0), "weights")
     if any(share.apart > 0.02 for share in weights.shares):
         raise ValueError(f"{there} begins with other weights than {one}: start both from the same")
-    rows = [sorted(row for step in side.steps for row in step.rows) for side in (sides.one, sides.right)]
-    if rows[0] and rows[1] and rows[0] != rows[1]:
+    one_rows, exact_rows = ({row for step in side.steps for row in step.rows} for side in (sides.one, sides.right))
+    if one_rows and exact_rows and one_rows != exact_rows:
         raise ValueError(f"{there} reads other rows than {one}: give both the same batch")
     right, base = sides.right.vectors("clipped"), sides.one.vectors("clipped")
     if right and all(bool((right[name] == base[name]).all()) for name in right if name in base):
@@ -114,6 +140,8 @@ def _differences(found: Comparison, sides: Sides, link: str) -> list[Said]:
     found.looked_at[link] = 0, 0
     if link == "loss":
         return list(_loss(found, sides))
+    if link == "buffers" and (names := buffers_not_compared(sides)):
+        _once(found.not_seen, f"{counted(len(names), 'buffer')} ({_few(names)}): of one run only, cut, or integers")
     rules = {"data": of_data, "norm": of_norm, "options": of_options, "buffers": of_buffers}
     return list(rules[link](sides))
 
@@ -121,8 +149,22 @@ def _differences(found: Comparison, sides: Sides, link: str) -> list[Said]:
 def _tensors(found: Comparison, sides: Sides, kind: str) -> list[Said]:
     if kind == "gradients" and not _is_recorded(found, sides, "gradients"):
         return []
+    if kind == "updates" and any(step.strangers and not step.settled for step in sides.ours.steps):
+        _once(
+            found.not_seen,
+            f"the updates of step {sides.step + 1}: its optimizer steps tensors of its own, which the program may copy into "
+            "the model later; let it take one step more",
+        )
+        return []
     compared = shares(sides, kind)
     _note_unseen(found, sides, kind, compared.unseen)
+    if doubtful := list(dict.fromkeys(compared.doubtful)):
+        found.has_gaps |= len(doubtful) > MOST_DOUBTFUL * len(sides.right.names(kind))
+        _once(
+            found.not_seen,
+            f"{kind} of {counted(len(doubtful), 'tensor')} ({_few(doubtful)}): they differ, and are so small that "
+            "rounding may be the reason; one process in a wider type (--exact) tells",
+        )
     if not sides.ours.run.whole and _only_whole_tensors(sides, kind):
         _once(found.not_seen, "ranks one by one: the other run has no sums of their shards; record it with like=")
     seen = {share.name for share in compared.shares}
@@ -205,8 +247,8 @@ def _is_recorded(found: Comparison, sides: Sides, link: str) -> bool:
 
 def _note_unseen(found: Comparison, sides: Sides, kind: str, unseen: list[str]) -> None:
     """Say what was not compared; a tensor that one run does not have at all, the pattern says."""
-    unseen = [name for name in unseen if name in sides.right.names(kind)]
-    few = ", ".join(unseen[:3]) + ", …" * (len(unseen) > 3)
+    unseen = list(dict.fromkeys(name for name in unseen if name in sides.right.names(kind)))
+    few = _few(unseen)
     if not unseen:
         return
     found.has_gaps = True
@@ -216,6 +258,10 @@ def _note_unseen(found: Comparison, sides: Sides, kind: str, unseen: list[str]) 
     else:
         why = "the sums do not tell all their elements"
         _once(found.not_seen, f"{kind} of {counted(len(unseen), 'tensor')} ({few}): {why}")
+
+
+def _few(names: list[str]) -> str:
+    return ", ".join(names[:3]) + ", …" * (len(names) > 3)
 
 
 def _once(lines: list[str], line: str) -> None:

@@ -33,7 +33,10 @@ def of_weights(sides: Sides, shares: list[Share]) -> Iterator[Said]:
         return
     if not sick:
         return
-    share = sick[0]
+    share = next((one for one in sick if not one.is_finite), sick[0])
+    if not share.is_finite:
+        yield "not finite", f"{share.own_name} has infinite values or NaN on rank {share.rank}"
+        return
     text = f"{counted(len({share.name for share in sick}), 'tensor')}, such as {share.name} on rank {share.rank}"
     if twins := _same_numbers(sides, sick):
         name, ranks = twins
@@ -110,6 +113,14 @@ def of_data(sides: Sides) -> Iterator[Said]:
     is_cut = any(has_parts(rank) for side in (sides.ours, sides.right) for rank in side.run.ranks)
     what, unit = ("places", "place") if is_cut else ("rows", "row")
     ours = rows_read(sides.ours.run, sides.ours.steps, what)
+    lengths = [
+        sorted({str(shape) for step in side.steps for shape in step.row_shapes}) for side in (sides.ours, sides.right)
+    ]
+    if not is_cut and lengths[0] != lengths[1]:
+        raise ValueError(
+            f"the rows of step {sides.step + 1} have shapes {', '.join(lengths[0])} in {sides.ours.run.folder}, and "
+            f"{', '.join(lengths[1])} in {sides.right.run.folder}: pad them to the same length in both"
+        )
     wanted: Counter[int] = Counter()
     for first, *_ in rows_read(sides.right.run, sides.right.steps, what).values():
         wanted += first
@@ -199,12 +210,24 @@ def of_options(sides: Sides) -> Iterator[Said]:
     ours = [step.options for step in sides.ours.steps]
     known = {held.own_name: held.name for held in (*sides.ours.held("weights"), *sides.right.held("weights"))}
     right = {known.get(name, name): options for name, options in wanted.items()}
-    here = {known.get(name, name) for options in ours for name in options}
-    if not right or not here:
+    if not right or not any(ours):
         return
-    if missing := [name for name in right if name not in here]:
-        few = ", ".join(missing[:3]) + ", …" * (len(missing) > 3)
-        yield "not in the optimizer", f"{counted(len(missing), 'tensor')} ({few}) are in no rank's optimizer"
+    stepped = {
+        (held.name, held.part.region) for held in sides.ours.held("weights") if held.own_name in ours[held.rank]
+    }
+    missing = [
+        held
+        for held in sides.ours.held("weights")
+        if held.name in right and held.part.region.numel and (held.name, held.part.region) not in stepped
+    ]
+    if missing:
+        names = list(dict.fromkeys(held.name for held in missing))
+        few = ", ".join(names[:3]) + ", …" * (len(names) > 3)
+        where = named_ranks(sorted({held.rank for held in missing}))
+        yield (
+            "not in the optimizer",
+            f"{counted(len(names), 'tensor')} ({few}): no optimizer has what {where} hold of it",
+        )
     for key in dict.fromkeys(key for options in right.values() for key in options):
         off = {}
         for rank, options in enumerate(ours):
@@ -237,21 +260,33 @@ def _said(value: Any) -> str:
 
 
 def of_buffers(sides: Sides) -> Iterator[Said]:
-    """Running statistics, tables, masks: their sums."""
+    """Running statistics, tables, masks: their sums. Integers may say which shard a rank has, so they may differ."""
     near = BUFFER_WIDE if sides.is_wide else BUFFER
     right: dict[str, dict[str, Any]] = {}
     for step in reversed(sides.right.steps):
         right |= step.buffers
     for name, wanted in right.items():
-        found = {rank: step.buffers[name] for rank, step in enumerate(sides.ours.steps) if name in step.buffers}
-        for buffer in found.values():
-            if buffer["shape"] != wanted["shape"]:
-                continue  # cut, in a way that nobody told
-            if not abs(buffer["sum"] - wanted["sum"]) <= near * max(wanted["size"], 1e-6):
-                sums = ", ".join(f"{other['sum']:.6g}" for other in found.values())
-                yield (
-                    "buffer",
-                    f"{name} adds up to {wanted['sum']:.6g} in one process, and to {sums} on the ranks: of a "
-                    "rank's own batch, cast, or never filled",
-                )
-                return
+        found = [step.buffers[name] for step in sides.ours.steps if name in step.buffers]
+        if not wanted["floating"] or any(buffer["shape"] != wanted["shape"] for buffer in found):
+            continue  # the second is cut, in a way that the program did not tell
+        margin = near * max(wanted["size"], 1e-6)
+        if any(not abs(one[key] - wanted[key]) <= margin for one in found for key in ("sum", "signed")):
+            sums = ", ".join(f"{one['sum']:.6g}" for one in found)
+            yield (
+                "buffer",
+                f"{name} adds up to {wanted['sum']:.6g} in one process, and to {sums} on the ranks: of a rank's own "
+                "batch, cast, never filled, or in another order",
+            )
+            return
+
+
+def buffers_not_compared(sides: Sides) -> list[str]:
+    """Buffers that only one of the runs has, that are cut, or whose integers differ."""
+    ours = {name: buffer for step in sides.ours.steps for name, buffer in step.buffers.items()}
+    right = {name: buffer for step in sides.right.steps for name, buffer in step.buffers.items()}
+    found = sorted(ours.keys() ^ right.keys())
+    for name in sorted(ours.keys() & right.keys()):
+        integers = not right[name]["floating"] and ours[name]["signed"] != right[name]["signed"]
+        if integers or ours[name]["shape"] != right[name]["shape"]:
+            found.append(name)
+    return found

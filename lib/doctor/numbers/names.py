@@ -19,6 +19,7 @@ class Names:
         parameters: each once, by its first name.
         aliases: a second name of a tied parameter → its first.
         modules: those of this rank.
+        left_out: frozen parameters of integers, which are not recorded.
     """
 
     def __init__(self, modules: Sequence[nn.Module]) -> None:
@@ -26,6 +27,7 @@ class Names:
         self.aliases: dict[str, str] = {}
         self.buffers: dict[str, Tensor] = {}
         self.modules = list(modules)
+        self.left_out: list[str] = []
         first: dict[int, str] = {}
         for module in modules:
             for name, parameter in _named(module, "parameters"):
@@ -34,6 +36,9 @@ class Names:
                         "FSDP1 without use_orig_params has one flat parameter in place of yours, and their gradients "
                         "have no names: wrap with FullyShardedDataParallel(..., use_orig_params=True)"
                     )
+                if not parameter.is_floating_point() and not parameter.requires_grad:
+                    self.left_out.append(name)  # as the packed weights of QLoRA
+                    continue
                 if id(parameter) in first:
                     self.aliases[name] = first[id(parameter)]
                     continue

@@ -47,6 +47,7 @@ class Parts:
     def part(self, name: str, parameter: nn.Parameter, tensor: Tensor) -> tuple[str, Part]:
         """The whole name, and what this rank has of a tensor of a parameter: the weight or the gradient."""
         whole_name = self.whole_name(name, parameter)
+        tensor = tensor.to_dense() if tensor.layout != torch.strided else tensor  # the gradient of a sparse embedding
         if is_dtensor(tensor):
             tensor = _reduced(tensor)
             region, tensor = region_of_dtensor(tensor), tensor.to_local()
@@ -56,7 +57,8 @@ class Parts:
             region = self._region(name, tensor)
         if not tensor.is_floating_point():
             raise CannotSee(
-                f"{name} has elements of type {tensor.dtype}: only real floating-point tensors are compared"
+                f"{name} has elements of type {tensor.dtype}: only real floating-point tensors are compared. Give "
+                "watch() the modules without it"
             )
         if region.numel != tensor.numel():
             raise CannotSee(

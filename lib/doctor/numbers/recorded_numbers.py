@@ -59,16 +59,21 @@ class Part:
 class StepNumbers:
     """A step of a rank: the links of the chain, each as far as the program showed it.
 
-    `rows` has a number for each row of its batches, `places` one for each place in a row.
+    `rows` has a number for each row of its batches, `places` one for each place in a row; `row_shapes` has the shape
+    of a row for each batch. `strangers` are tensors of the optimizer that are no parameters of the model; if there are some,
+    they may be copied into the model later, and only a `settled` step has seen that.
     """
 
     rows: list[int] = field(default_factory=list)
     places: list[int] = field(default_factory=list)
+    row_shapes: list[list[int]] = field(default_factory=list)
     batch: list[tuple[Tensor, ...]] = field(default_factory=list)
     loss: float | None = None
     norm: float | None = None
     tensors: dict[str, dict[str, Part]] = field(default_factory=lambda: {kind: {} for kind in KINDS})
     options: dict[str, dict[str, Any]] = field(default_factory=dict)
+    strangers: int = 0
+    settled: bool = False
     buffers: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
@@ -84,6 +89,7 @@ class RankNumbers:
     aliases: dict[str, str]
     optimizer: str
     device: str
+    left_out: list[str]
     began_s: float
     ended_s: float = 0.0
     steps: list[StepNumbers] = field(default_factory=list)
@@ -161,16 +167,44 @@ def _read_rank(path: Path) -> RankNumbers:
         rank = RankNumbers(**kept, steps=steps)
         if path.name != f"rank{rank.rank}.pt" or not 0 <= rank.rank < rank.world:
             raise ValueError(f"it is of rank {rank.rank} of {rank.world}")
-        if rank.rows.keys() != rank.axes.keys():
-            raise ValueError("its axes have no rows")
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+        _check_rank(rank)
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError, OverflowError) as error:
         raise ValueError(f"{path} is damaged, or was not written by watch(): {error}") from None
     return rank
 
 
+def _check_rank(rank: RankNumbers) -> None:
+    """Raise ValueError if what a file says cannot be."""
+    words = [rank.optimizer, rank.device, *rank.left_out, *rank.aliases, *rank.aliases.values()]
+    if not all(isinstance(word, str) for word in words) or not isinstance(rank.aliases, dict):
+        raise ValueError("its names are no words")
+    if not rank.steps or not all(isinstance(second, float) for second in (rank.began_s, rank.ended_s)):
+        raise ValueError("it has no steps, or no time")
+    if rank.rows.keys() != rank.axes.keys() or not all(index < size for index, size in rank.axes.values()):
+        raise ValueError("its axes have no rows, or no place")
+    regions = {name: part.region for name, part in rank.steps[0].tensors["weights"].items()}
+    for step in rank.steps:
+        if step.tensors["weights"].keys() != regions.keys():
+            raise ValueError("its steps have different tensors")
+        for parts in step.tensors.values():
+            if odd := [name for name, part in parts.items() if regions.get(name) != part.region]:
+                raise ValueError(f"{odd[0]} is cut in two ways")
+
+
 def _step(plain: dict[str, Any], whole: bool) -> StepNumbers:
     tensors = {kind: {str(name): _part(one, whole) for name, one in plain["tensors"][kind].items()} for kind in KINDS}
-    return StepNumbers(**plain | {"tensors": tensors})
+    step = StepNumbers(**plain | {"tensors": tensors})
+    if not all(number is None or isinstance(number, float) for number in (step.loss, step.norm)):
+        raise ValueError("a loss or a norm is no number")
+    if not all(isinstance(row, int) for row in (*step.rows, *step.places, step.strangers)):
+        raise ValueError("rows are no numbers")
+    if not all(isinstance(options, dict) for options in (*step.options.values(), *step.buffers.values())):
+        raise ValueError("options or buffers are none")
+    for buffer in step.buffers.values():
+        numbers = [buffer["sum"], buffer["signed"], buffer["size"]]
+        if not all(isinstance(number, float) for number in numbers) or not isinstance(buffer["shape"], list):
+            raise ValueError("a buffer has no sums")
+    return step
 
 
 def _part(plain: dict[str, Any], whole: bool) -> Part:
@@ -180,6 +214,13 @@ def _part(plain: dict[str, Any], whole: bool) -> Part:
         raise ValueError(f"a part {fault}")
     if part.values.shape != (part.region.numel if whole else SUMS,):
         raise ValueError(f"a part of {part.region.numel} elements has {list(part.values.shape)}")
+    if any(sums.shape != (SUMS,) for sums in part.others.values()):
+        raise ValueError("a part has other sums")
+    dtype = getattr(torch, part.dtype.removeprefix("torch."), None)
+    is_plain = part.values.layout == torch.strided and part.values.device.type == "cpu"
+    if not is_plain or not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+        raise ValueError(f"a part has elements of type {part.dtype}, or none")
+    part.square, part.largest = float(part.square), float(part.largest)
     return part
 
 
@@ -215,7 +256,20 @@ def _check_ranks(folder: Path, ranks: list[RankNumbers]) -> None:
             f"{folder} has files of two runs: rank {latest.rank} began {latest.began_s - earliest.ended_s:.0f} s after "
             f"rank {earliest.rank} had ended; record again into an empty folder"
         )
+    _check_places(folder, ranks)
     _check_shapes(folder, ranks)
+
+
+def _check_places(folder: Path, ranks: list[RankNumbers]) -> None:
+    """Raise ValueError if two ranks stand at one place."""
+    places = [tuple(rank.axes.values()) for rank in ranks]
+    if len({*places}) < len(ranks):
+        twice = next(place for place in places if places.count(place) > 1)
+        named = dict(zip(ranks[0].axes, twice, strict=True))
+        raise ValueError(
+            f"{folder}: {places.count(twice)} ranks stand at one place, {named}: axes= must give each rank its own "
+            "indices"
+        )
 
 
 def _check_shapes(folder: Path, ranks: list[RankNumbers]) -> None:

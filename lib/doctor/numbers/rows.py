@@ -2,12 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from lib.doctor.numbers.sketch import mixed
+from lib.doctor.numbers.torch_insides import CannotSee
+
+
+def tensors_with_rows(batch: Any) -> list[Tensor]:
+    """The tensors of a batch that have as many rows as its first, out of lists and dicts.
+
+    Raises:
+        CannotSee: there is none.
+    """
+    found = list(_tensors(batch))
+    if not found:
+        raise CannotSee(
+            "batch() got no tensor with rows: give it the tensors of a batch, rows along the first dimension"
+        )
+    return [tensor for tensor in found if len(tensor) == len(found[0])]
+
+
+def _tensors(batch: Any) -> Iterator[Tensor]:
+    if isinstance(batch, Tensor) and batch.ndim:
+        yield batch
+    elif isinstance(batch, Mapping):
+        for key in sorted(batch, key=str):
+            yield from _tensors(batch[key])
+    elif isinstance(batch, list | tuple):
+        for one in batch:
+            yield from _tensors(one)
 
 
 def hashes_of_rows(batch: Sequence[Tensor]) -> Tensor:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from statistics import median
 from typing import NamedTuple
 
 import torch
@@ -20,14 +21,19 @@ from lib.doctor.numbers.side_by_side import Held, Side
 TIMES = 5.0  # a layout may be so many times as far from the exact step as one process is
 WIDE = 1e-9  # in float64
 WIDE_UPDATES = 1e-8  # AdamW divides by small numbers
+STORED = {64: 1e-5, 32: 1e-5}  # computed in float64, with gradients of so many bits; 2e-2 in narrower ones
 UNKNOWN = 0.05  # in narrower types, where no exact step says how large rounding is
 UPDATES = 0.01  # of the elements whose slope is clear, in narrower types
-LOADED = 1e-7  # weights before the first step: the same, but for a cast
-ZERO_WIDE, ZERO = 1e-5, 1e-2  # a tensor so small beside the largest is rounding, as the gradient of a bias of keys
 ROUGHLY = (
     0.5  # updates after step 1, and sums, which do not show the clear slopes: in bf16 healthy ones differ by 0.21
 )
 LATER = 5.0  # after step 1 narrow types may be so many times farther apart: the weights are, by small slopes' signs
+LOADED = 1e-7  # weights before the first step: the same, but for a cast
+ZERO_WIDE, ZERO_EXACT, ZERO = (
+    1e-9,
+    1e-5,
+    1e-2,
+)  # of the usual size: so small a tensor may be rounding, as for a key's bias
 CLEAR = 20  # times its rounding: AdamW makes a full step of any slope, so only clear ones have a right sign
 
 
@@ -76,12 +82,15 @@ class Sides:
 
     @property
     def is_wide(self) -> bool:
-        return self.ours.is_wide and self.one.is_wide
+        """Whether all weights and gradients of both runs are float64."""
+        return self.ours.bits == self.one.bits == {64}
 
     @property
     def zero(self) -> float:
-        """What fraction of the largest tensor is zero but for rounding."""
-        return ZERO_WIDE if self.exact or self.is_wide else ZERO
+        """What fraction of the usual size may be rounding alone."""
+        if self.right.bits == {64}:
+            return ZERO_WIDE
+        return ZERO_EXACT if self.exact else ZERO
 
 
 def rms(vector: Tensor) -> float:
@@ -90,19 +99,26 @@ def rms(vector: Tensor) -> float:
 
 
 class Compared(NamedTuple):
-    """The shares of one kind of tensors; names of those that are zero but for rounding in both runs; names of those
-    that cannot be compared.
+    """What was compared of one kind of tensors.
+
+    Args:
+        shares: of the parts that were compared.
+        zeros: names of tensors that are zero but for rounding in both runs.
+        doubtful: those of them that differ, where nothing says how large rounding is.
+        unseen: names of tensors that cannot be compared.
     """
 
     shares: list[Share]
     zeros: list[str]
+    doubtful: list[str]
     unseen: list[str]
 
 
 def shares(sides: Sides, kind: str) -> Compared:
     """Each part of each rank beside the right one. Of updates, a rank's are those that its optimizer steps."""
-    truth, found, zeros, unseen = sides.right.vectors(kind), [], {}, {}
-    top = max((rms(vector) for vector in truth.values()), default=0.0)
+    truth, found = sides.right.vectors(kind), Compared([], [], [], [])
+    sizes = [rms(vector) for vector in truth.values()]
+    usual = median([size for size in sizes if size] or [0.0])
     held_here = sides.ours.held(kind)
     differ, same = copies_along(sides.ours.run, held_here)
     for i, held in enumerate(held_here):
@@ -110,27 +126,30 @@ def shares(sides: Sides, kind: str) -> Compared:
             continue
         beside = _beside(sides, kind, held)
         if beside is None:
-            unseen[held.name] = None
+            found.unseen.append(held.name)
             continue
         mine, wanted, elements = beside
-        allowed, usual = _allowed(sides, kind, held.name), rms(truth[held.name])
+        allowed = _allowed(sides, kind, held.name)
         if kind == "updates":
             if _slopes_are_rounding(sides, held.name):
-                zeros[held.name] = None
+                found.zeros.append(held.name)
                 continue
             clear = _clear(sides, held)
             mine, wanted = _but_for_the_type(sides, held, mine, wanted)[clear], wanted[clear]
             elements *= len(mine) / len(clear)
-        elif usual < sides.zero * top and rms(mine) < ZERO * top:
-            zeros[held.name] = None
-            continue
         if allowed is math.inf or not len(mine):
-            unseen[held.name] = None
+            found.unseen.append(held.name)
             if not differ[i]:
                 continue  # copies must have the same bits, whatever may be said of their values
         size = _norm(truth[held.name]) * math.sqrt(elements / held.part.region.of)
-        share, apart, rest = _measured(mine, wanted, size)
-        found.append(
+        share, apart, rest = _measured(mine, wanted, size or usual * math.sqrt(elements))
+        is_small = rms(truth[held.name]) < sides.zero * usual and rms(mine) < ZERO * usual
+        if kind != "updates" and is_small and (sides.zero < ZERO or apart <= allowed or rest > allowed):
+            found.zeros.append(held.name)
+            if sides.zero == ZERO and apart > allowed:
+                found.doubtful.append(held.name)
+            continue  # two roundings have no common factor; what has one is compared
+        found.shares.append(
             Share(
                 rank=held.rank,
                 name=held.name,
@@ -144,7 +163,7 @@ def shares(sides: Sides, kind: str) -> Compared:
                 copies=same[i],
             )
         )
-    return Compared(found, list(zeros), list(unseen))
+    return found
 
 
 def _beside(sides: Sides, kind: str, held: Held) -> tuple[Tensor, Tensor, int] | None:
@@ -187,10 +206,19 @@ def _allowed(sides: Sides, kind: str, name: str) -> float:
             return ROUGHLY
         return max(UPDATES, _allowed(sides, "clipped", name))  # of SGD, an update has the rounding of its gradient
     later = LATER if sides.step and not sides.is_wide else 1.0
-    base, truth = sides.one.vectors(kind).get(name), sides.right.vectors(kind)[name]
+    base, truth = sides.one.vectors(kind).get(name), sides.right.vectors(kind).get(name)
     if sides.exact is None or base is None:
-        return WIDE if sides.is_wide else UNKNOWN * min(later, 2.0)
+        return _by_types(sides, name) * min(later, 2.0)
     return max(TIMES * later * rms(base - truth) / (rms(truth) or 1.0), WIDE)
+
+
+def _by_types(sides: Sides, name: str) -> float:
+    """How far rounding may take a tensor, as far as its types tell: of float32 weights, products may be in bfloat16."""
+    if sides.is_wide:
+        return WIDE
+    if min(side.weight_bits[name] for side in (sides.ours, sides.one)) < 64:
+        return UNKNOWN
+    return STORED.get(min(side.gradient_bits.get(name, 64) for side in (sides.ours, sides.one)), 2e-2)
 
 
 def _steps_of_the_type(sides: Sides, name: str) -> Tensor:
@@ -209,16 +237,17 @@ def _but_for_the_type(sides: Sides, held: Held, mine: Tensor, wanted: Tensor) ->
 
 
 def _slopes_are_rounding(sides: Sides, name: str) -> bool:
-    """Whether the gradient of a tensor is zero but for rounding, or missing: its update says nothing."""
+    """Whether the gradient of a tensor is zero but for rounding: then its update says nothing. Exact zeros do."""
     slopes = sides.right.vectors("clipped")
-    return name not in slopes or rms(slopes[name]) <= sides.zero * max(map(rms, slopes.values()))
+    usual = median([size for size in map(rms, slopes.values()) if size] or [0.0])
+    return name in slopes and 0 < rms(slopes[name]) <= sides.zero * usual
 
 
 def _clear(sides: Sides, held: Held) -> Tensor:
     """Which elements have a slope far above its rounding, or exactly 0; of sums all."""
-    if not sides.ours.run.whole:
+    slopes, noisy = (side.vectors("clipped").get(held.name) for side in (sides.right, sides.one))
+    if not sides.ours.run.whole or slopes is None or noisy is None:
         return torch.ones(len(held.part.values), dtype=torch.bool)
-    slopes, noisy = sides.right.vectors("clipped")[held.name], sides.one.vectors("clipped")[held.name]
     noise = (1e-12 if sides.is_wide else 0.02) * rms(slopes)
     if sides.exact:
         noise = rms(noisy - slopes)

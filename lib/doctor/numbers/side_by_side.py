@@ -33,7 +33,8 @@ class Side:
     Attributes:
         run: the recording.
         steps: this step of each rank.
-        is_wide: whether its weights and gradients are float64.
+        weight_bits, gradient_bits: name → bits of its narrowest type.
+        bits: all of them.
     """
 
     steps: list[StepNumbers]
@@ -44,8 +45,16 @@ class Side:
         self._held: dict[str, list[Held]] = {}
         self._whole: dict[str, dict[str, Tensor]] = {}
         self._regions: dict[str, dict[tuple[str, Region], Tensor]] = {}
-        dtypes = {_dtype(held.part.dtype) for kind in ("weights", "clipped") for held in self.held(kind)}
-        self.is_wide = dtypes == {torch.float64}
+        self.weight_bits = self._narrowest("weights")
+        self.gradient_bits = self._narrowest("clipped")
+        self.bits = {*self.weight_bits.values(), *self.gradient_bits.values()}
+
+    def _narrowest(self, kind: str) -> dict[str, int]:
+        """Name → bits of the narrowest type that a rank has it in."""
+        found: dict[str, int] = {}
+        for held in self.held(kind):
+            found[held.name] = min(found.get(held.name, 64), torch.finfo(_dtype(held.part.dtype)).bits)
+        return found
 
     def held(self, kind: str) -> list[Held]:
         """All parts of a kind, by rank and in the order of the model."""
@@ -121,12 +130,19 @@ def _sums(parts: list[Held]) -> Tensor | None:
     return torch.stack(list(regions.values())).sum(0)
 
 
-def shared_names(*runs: Numbers) -> dict[str, str]:
-    """Second names of tied tensors, in any of the runs → the first."""
-    found: dict[str, str] = {}
-    for run in runs:
+def shared_names(one: Numbers, *others: Numbers) -> dict[str, str]:
+    """Names of tied tensors, in any of the runs → the name that the first run has; any of them where it has several."""
+    groups: list[set[str]] = []
+    for run in (one, *others):
         for rank in run.ranks:
-            found |= rank.aliases
+            for pair in rank.aliases.items():
+                joined = {*pair}.union(*(group for group in groups if group & {*pair}))
+                groups = [group for group in groups if not group & joined] + [joined]
+    own = [name for rank in one.ranks for name in rank.steps[0].tensors["weights"]]
+    found = {}
+    for group in groups:
+        first = next((name for name in own if name in group), min(group))
+        found |= dict.fromkeys(group, first)
     return found
 
 

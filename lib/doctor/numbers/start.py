@@ -19,7 +19,7 @@ def start_from(folder: str | Path, model: nn.Module, steps: int = 1) -> list[tup
 
     Args:
         folder: of the parallel run, which called `batch`.
-        model: in one process, with the names of whole tensors; the weights are copied into it.
+        model: in one process, with the names of whole tensors; weights are copied into it, and small buffers.
         steps: of how many steps.
 
     Returns:
@@ -54,6 +54,10 @@ def _load(run: Numbers, model: nn.Module) -> None:
                 f"{run.folder}: another model, or not one process"
             )
         parameter.copy_(weights[name].view(parameter.shape))
+    for name, buffer in names.buffers.items():
+        recorded = run.ranks[0].steps[0].buffers.get(name)
+        if recorded and recorded["values"] is not None and recorded["values"].shape == buffer.shape:
+            buffer.copy_(recorded["values"])
 
 
 def _global_batch(run: Numbers, step: int) -> tuple[Tensor, ...]:

@@ -18,10 +18,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lib.doctor.numbers.axes import axes_of, rows_along
+from lib.doctor.numbers.buffers import buffer_sums
 from lib.doctor.numbers.names import Names
 from lib.doctor.numbers.rank_parts import CutFunction, Parts
 from lib.doctor.numbers.recorded_numbers import Part, RankNumbers, StepNumbers, read_numbers, write_rank
-from lib.doctor.numbers.rows import hashes_of_places, hashes_of_rows
+from lib.doctor.numbers.rows import hashes_of_places, hashes_of_rows, tensors_with_rows
 from lib.doctor.numbers.torch_insides import CannotSee, is_dtensor
 
 _NOT_OPTIONS = {"params", "foreach", "fused", "capturable", "differentiable", "initial_lr", "param_names"}
@@ -70,6 +71,9 @@ def watch(
             seen.backward(loss)
             optimizer.step()
             optimizer.zero_grad()
+
+    A step is seen when its optimizer has stepped. Where something writes the weights after that, as an outer optimizer
+    that gathers them, let the program take one step more than is recorded.
     """
     watching = Watch()
     if folder is not None and steps > 0:
@@ -99,6 +103,8 @@ class Watch:
     """What `watch` returns: the calls in a training loop. Without a folder they do nothing."""
 
     _recording = False
+    _asked_for_gradients = False
+    _unsettled: StepNumbers | None = None
 
     def _start(
         self,
@@ -130,19 +136,26 @@ class Watch:
             aliases=names.aliases,
             optimizer=" and ".join(sorted({type(one).__name__ for one in optimizers})),
             device=first.device.type,
+            left_out=names.left_out,
             began_s=time.time(),
         )
-        self._step = StepNumbers()
-        self._stepped = 0
+        self._step, self._stepped = StepNumbers(), 0
+        self._unsettled = None  # whose weights something may still write after the optimizer
         self._recording = True
         self._hooks = [optimizers[0].register_step_pre_hook(self._before)]
         self._hooks += [one.register_step_post_hook(self._after_one) for one in optimizers]
 
-    def batch(self, *tensors: Tensor) -> None:
-        """A batch or microbatch of this rank, rows along the first dimension; every rank that calls it gives all."""
+    def batch(self, *batch: Any) -> None:
+        """A batch or microbatch of this rank, rows along the first dimension; every rank that calls it gives all.
+
+        Args:
+            batch: tensors, also in lists and dicts. What has no rows, such as a scalar or a mask [T], is left out.
+        """
+        self._settle()
         if not self._recording:
             return
-        batch = tuple(_local(tensor).detach().cpu().clone() for tensor in tensors)
+        batch = tuple(_local(tensor).detach().cpu().clone() for tensor in tensors_with_rows(batch))
+        self._step.row_shapes += [list(batch[0].shape[1:])]
         self._step.rows += hashes_of_rows(batch).tolist()
         self._step.places += hashes_of_places(batch).tolist()
         if not self._parts.sketch:
@@ -150,17 +163,11 @@ class Watch:
 
     def backward(self, loss: Tensor | float | None) -> None:
         """Loss and gradients, after the last backward of a step and before the clip; None where there is no loss."""
-        if not self._recording:
-            return
-        self._step.loss = None if loss is None else _number(loss)
-        self._step.tensors["gradients"] = gradients = self._stored(self._gradient)
-        trained = any(p.requires_grad for p in self._names.parameters.values())
-        if trained and not gradients:
-            self._stop()
-            raise CannotSee(
-                "no parameter has a gradient in .grad here: call backward() after the backward and before zero_grad(), "
-                "or say where gradients are, as in gradient=lambda p: p.main_grad"
-            )
+        self._settle()
+        if self._recording:
+            self._asked_for_gradients = True
+            self._step.loss = None if loss is None else _number(loss)
+            self._step.tensors["gradients"] = self._stored(self._gradient)
 
     def norm(self, norm: Tensor | float) -> None:
         """The norm by which gradients are clipped."""
@@ -171,9 +178,10 @@ class Watch:
         """The first optimizer is about to step. With a closure, as Lightning's, its step begins with the backward."""
         closure = args[0] if args else options.get("closure")
         self._step.tensors["clipped"] = {} if closure else self._stored(self._gradient)
-        self._step.tensors["weights"] = self._stored(lambda parameter: parameter)
-        self._step.options = dict(self._options())
-        self._step.buffers = {name: _summary(buffer) for name, buffer in self._names.buffers.items()}
+        self._step.tensors["weights"] = weights = self._stored(lambda parameter: parameter)
+        self._settle(weights)
+        self._step.options, self._step.strangers = dict(self._options()), self._strangers()
+        self._step.buffers = {name: buffer_sums(_local(buffer)) for name, buffer in self._names.buffers.items()}
 
     def _after_one(self, *_: Any) -> None:
         self._stepped += 1
@@ -186,13 +194,30 @@ class Watch:
         tensors = self._step.tensors
         if not tensors["clipped"]:
             tensors["clipped"] = self._stored(self._gradient)
-        now = self._stored(lambda parameter: parameter)
-        tensors["updates"] = {name: part.minus(tensors["weights"][name]) for name, part in now.items()}
+        trained = any(p.requires_grad for p in self._names.parameters.values())
+        if self._asked_for_gradients and trained and not tensors["clipped"] and not tensors["gradients"]:
+            self._stop()
+            raise CannotSee(
+                "no parameter has a gradient in .grad: call backward() after the backward and before zero_grad(), or "
+                "say where gradients are, as in gradient=lambda p: p.main_grad"
+            )
         self._rank.steps.append(self._step)
-        self._step, self._stepped = StepNumbers(), 0
-        write_rank(self._path, self._rank)
+        self._unsettled, self._step, self._stepped = self._step, StepNumbers(), 0
+        self._write_updates(self._stored(lambda parameter: parameter))
         if len(self._rank.steps) == self._wanted:
             self._stop()
+
+    def _settle(self, now: dict[str, Part] | None = None) -> None:
+        """Take the weights after the last step once more: an outer optimizer writes them after the inner stepped."""
+        if self._unsettled is not None:
+            self._unsettled.settled = True
+            self._write_updates(now or self._stored(lambda parameter: parameter))
+            self._unsettled = None
+
+    def _write_updates(self, now: dict[str, Part]) -> None:
+        before = self._unsettled.tensors["weights"]
+        self._unsettled.tensors["updates"] = {name: part.minus(before[name]) for name, part in now.items()}
+        write_rank(self._path, self._rank)
 
     def _stop(self) -> None:
         self._recording = False
@@ -219,6 +244,12 @@ class Watch:
                     if name := names.get(id(parameter)):
                         yield self._parts.whole_name(name, parameter), plain
 
+    def _strangers(self) -> int:
+        """How many tensors the optimizers step that are no parameters of the model."""
+        known = {id(parameter) for parameter in self._names.parameters.values()}
+        groups = [group for one in self._optimizers for group in one.param_groups]
+        return sum(id(tensor) not in known for group in groups for tensor in group["params"])
+
 
 def _plain(option: Any) -> Any:
     """An option of an optimizer as plain numbers, or its words."""
@@ -239,11 +270,3 @@ def _number(value: Tensor | float) -> float:
         value = value.detach()
         return float(value.full_tensor() if is_dtensor(value) else value)
     return float(value)
-
-
-def _summary(buffer: Tensor) -> dict[str, Any]:
-    """A buffer in two sums: it may be large, such as a mask, and is seldom wrong in one element only."""
-    buffer = _local(buffer.detach()).cpu()
-    values = torch.view_as_real(buffer).double() if buffer.is_complex() else buffer.double()
-    values = torch.where(values.abs() > 1e30, values.sign(), values)  # the -inf of a mask would swallow all others
-    return {"shape": list(buffer.shape), "sum": values.sum().item(), "size": values.abs().sum().item()}
