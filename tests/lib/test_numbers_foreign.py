@@ -54,7 +54,7 @@ def test_a_norm_of_zero_is_a_wrong_norm(tmp_path):
     assert (found.link, found.cause) == ("norm", "norm leaves out shards")
 
 
-# ---- programs of two tensors, of which one run does something else -----------------------------------------------------
+# ---- programs of two layers, of which one run does something else ----------------------------------------------------
 
 
 class Two(nn.Module):

@@ -162,8 +162,8 @@ def _tensors(found: Comparison, sides: Sides, kind: str) -> list[Said]:
         found.has_gaps |= len(doubtful) > MOST_DOUBTFUL * len(sides.right.names(kind))
         _once(
             found.not_seen,
-            f"{kind} of {counted(len(doubtful), 'tensor')} ({_few(doubtful)}): they differ, and are so small that "
-            "rounding may be the reason; one process in a wider type (--exact) tells",
+            f"{kind} of {counted(len(doubtful), 'tensor')} ({_few(doubtful)}): they differ, and are so small "
+            "that rounding may be the reason; one process in a wider type (--exact) tells",
         )
     if not sides.ours.run.whole and _only_whole_tensors(sides, kind):
         _once(found.not_seen, "ranks one by one: the other run has no sums of their shards; record it with like=")

@@ -60,8 +60,8 @@ class StepNumbers:
     """A step of a rank: the links of the chain, each as far as the program showed it.
 
     `rows` has a number for each row of its batches, `places` one for each place in a row; `row_shapes` has the shape
-    of a row for each batch. `strangers` are tensors of the optimizer that are no parameters of the model; if there are some,
-    they may be copied into the model later, and only a `settled` step has seen that.
+    of a row for each batch. `strangers` are tensors of the optimizer that are no parameters of the model; if there are
+    some, they may be copied into the model later, and only a `settled` step has seen that.
     """
 
     rows: list[int] = field(default_factory=list)
