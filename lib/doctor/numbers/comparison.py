@@ -152,8 +152,8 @@ def _tensors(found: Comparison, sides: Sides, kind: str) -> list[Said]:
     if kind == "updates" and any(step.strangers and not step.settled for step in sides.ours.steps):
         _once(
             found.not_seen,
-            f"the updates of step {sides.step + 1}: its optimizer steps tensors of its own, which the program may copy into "
-            "the model later; let it take one step more",
+            f"the updates of step {sides.step + 1}: its optimizer steps tensors of its own, which the program may copy "
+            "into the model later; let it take one step more",
         )
         return []
     compared = shares(sides, kind)

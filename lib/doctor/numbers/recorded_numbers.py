@@ -182,13 +182,13 @@ def _check_rank(rank: RankNumbers) -> None:
         raise ValueError("it has no steps, or no time")
     if rank.rows.keys() != rank.axes.keys() or not all(index < size for index, size in rank.axes.values()):
         raise ValueError("its axes have no rows, or no place")
-    regions = {name: part.region for name, part in rank.steps[0].tensors["weights"].items()}
+    shapes = {name: part.region.shape for name, part in rank.steps[0].tensors["weights"].items()}
     for step in rank.steps:
-        if step.tensors["weights"].keys() != regions.keys():
+        if step.tensors["weights"].keys() != shapes.keys():
             raise ValueError("its steps have different tensors")
         for parts in step.tensors.values():
-            if odd := [name for name, part in parts.items() if regions.get(name) != part.region]:
-                raise ValueError(f"{odd[0]} is cut in two ways")
+            if odd := [name for name, part in parts.items() if shapes.get(name) != part.region.shape]:
+                raise ValueError(f"{odd[0]} has two shapes")
 
 
 def _step(plain: dict[str, Any], whole: bool) -> StepNumbers:
