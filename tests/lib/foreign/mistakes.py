@@ -50,7 +50,7 @@ MISTAKES = [
     Mistake(start.OneSeedForAllShards, "handsp", 2, "weights", "same seed on shards"),
     Mistake(start.FusedInOnePiece, "hand", 2, "weights", "shards of several pieces", Settings(fused=True)),
     Mistake(start.CutToldInOnePiece, "hand", 2, "weights", "shards of several pieces", Settings(fused=True)),
-    Mistake(start.WeightsRounded, "ddp", 2, "weights", "own weights or copies step apart", step=2),
+    Mistake(start.WeightsRounded, "ddp", 2, "updates", "copies step apart"),
     Mistake(start.NotDivided, "ddp", 2, "data", "data not divided"),
     Mistake(start.DividedTwice, "fsdp2", 2, "data", "rows missing"),
     Mistake(start.RowsByGlobalRank, "hand", 2, "data", "a replica reads other rows"),
