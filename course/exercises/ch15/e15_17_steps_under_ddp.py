@@ -104,6 +104,9 @@ seen.backward(loss) => own = (y != -100).sum(); [p.grad.mul_(dp * own / count) f
 in sequences in one forward: x, y = x.chunk(dp)[rank], y.chunk(dp)[rank] => x, y = x, y
     Each rank processes the global batch. Then the gradient is right, and dp ranks take as long as one.
         Leave each rank its own sequences, and correct the denominator.
+in change: lambda model, batches, folder: None
+    No weight of the given model has changed.
+        Train the model itself, not a copy of it.
 optimizer.zero_grad() =>
     Step 1 is right. In step 2 each gradient still contains the gradient of step 1.
         Clear the gradients in each step.

@@ -134,6 +134,9 @@ MISTAKES = """
 "blocks.*.norm": SequenceParallel(), =>
     The last norm is right, and the norms of the blocks are not: the plan has to match a name as a whole.
         Name these as well: a * is any number of a block.
+"blocks.*.norm": => "blocks.0.norm":
+    The norm of the first block is right, and the norm of the second block is not.
+        Name each block, or all of them with a *.
 partial(norms_by_hand, add=lambda gradient: dist.all_reduce(gradient.div_(dist.get_world_size())))
     The copies of the norms agree now, and their gradients are the mean of the ranks' terms: tp times too small.
         The loss is divided by all tokens, so each rank has a term of the gradient: sum the terms.
@@ -147,8 +150,11 @@ optimizer.step() => [dist.all_reduce(model.get_parameter(name).grad.to_local()) 
     The gradients of the norms are tp times too large. With SequenceParallel they are DTensors whose terms PyTorch
     sums before the step, and you sum them as well.
         One of the two is enough.
+in change: lambda model, batches, folder: None
+    No weight of the given model has changed.
+        Train the model itself, not a copy of it.
 in elements of the matrices on this rank: parallelize_module(model, mesh, plan) =>
-    Each rank trains the full model. That is right, and no tensor parallelism.
+    Each rank trains the full model. This is the right training, without tensor parallelism.
         Leave the matrices cut, and correct the norms.
 optimizer.zero_grad() =>
     Step 1 is right. In step 2 each gradient still contains the gradient of step 1.

@@ -147,6 +147,9 @@ in sequences in one forward: x.chunk(3), y.chunk(3) => [x], [y]
 few_y.flatten()) / 3 => few_y.flatten())
     A forward gets all sequences of the rank. The gradient is right, and the activations take three times the memory.
         Keep the microbatches, and divide by their number.
+in change: lambda model, batches, max_norm, folder: None
+    No weight of the given model has changed.
+        Train the model itself, not a copy of it.
 in elements on this rank: fully_shard(module, mesh=mesh) => pass
 square = sum(g.to_local().square().sum() for g in gradients) => [dist.all_reduce(g.div_(dp)) for g in gradients]
 dist.all_reduce(square) => square = sum(g.square().sum() for g in gradients)
