@@ -138,7 +138,7 @@ def test_files_of_two_runs_are_refused(tmp_path):
         ({"rank": 1, "steps": plain["steps"][:1]}, "recorded 2, 1 steps"),
         ({"rank": 1, "optimizer": "AdamW"}, "they differ in optimizer"),
         ({"rank": 1, "axes": {"tp": (0, 2)}, "rows": {"tp": "same"}}, "ranks name different axes"),
-        ({"rank": 1}, "2 ranks stand at one place"),
+        ({"rank": 1}, "2 ranks have the same place"),
     ):
         torch.save(plain | more, folder / "rank1.pt")
         with pytest.raises(ValueError, match=says):
@@ -186,7 +186,7 @@ def test_an_exact_run_must_be_wider_and_of_the_same_step(tmp_path):
     assert compare_numbers(one, same, wide).exit_code == 0
     with pytest.raises(ValueError, match="in each bit: record it in a wider type"):
         compare_numbers(one, same, same)
-    with pytest.raises(ValueError, match="reads other rows"):
+    with pytest.raises(ValueError, match="reads different rows"):
         compare_numbers(one, same, other)
 
 

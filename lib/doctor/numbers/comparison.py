@@ -31,7 +31,7 @@ CALLS = {"data": "batch", "loss": "backward", "gradients": "backward", "norm": "
 
 @dataclass
 class Difference:
-    """A link that differs. `cause` is a short name of what makes such a pattern; `text` says it with numbers."""
+    """A link that differs. `cause` is a short name of the mistake with such a pattern; `text` has the numbers."""
 
     step: int
     link: str
@@ -45,9 +45,9 @@ class Comparison:
 
     Attributes:
         findings: of the first link that differs; none if nothing differs.
-        remarks: what a reader should know, and what is no difference of the training.
-        looked_at: link → how many tensors were compared, and how many of them are zero but for rounding.
-        not_seen: sentences on what was not compared.
+        remarks: facts about the runs, and differences that do not change the training.
+        looked_at: link → how many tensors were compared, and how many of them are zero except for rounding.
+        not_seen: a sentence for each thing that was not compared.
         shares: of the tensors of the link that differs.
         allowed: kind of tensors → the largest distance that rounding may explain.
         has_gaps: whether tensors of a link that was looked at could not be compared.
@@ -103,14 +103,16 @@ def compare_numbers(one: Numbers, ours: Numbers, exact: Numbers | None = None) -
 
 
 def _note_types(found: Comparison, sides: Sides) -> None:
-    """What a reader should know of the two runs before any comparison."""
+    """Facts about the two runs, before any comparison."""
     types = [
         sorted({held.part.dtype.removeprefix("torch.") for held in side.held("weights")})
         for side in (sides.ours, sides.one)
     ]
     if types[0] != types[1]:
         ours, one = (" and ".join(names) for names in types)
-        found.remarks.append(f"the weights are {ours} in this run, and {one} in the other: that rounds differently")
+        found.remarks.append(
+            f"the weights are {ours} in this run, and {one} in the reference: that rounds differently"
+        )
     if names := sorted({name for rank in sides.ours.run.ranks for name in rank.left_out}):
         found.not_seen.append(f"{counted(len(names), 'frozen parameter')} of integers ({_few(names)})")
     if strangers := max(step.strangers for step in sides.ours.steps):
@@ -118,21 +120,21 @@ def _note_types(found: Comparison, sides: Sides) -> None:
 
 
 def _check_exact(sides: Sides) -> None:
-    """Raise ValueError if the exact step is none: of other weights or rows, or not computed in a wider type."""
+    """Raise ValueError if the exact step is none: of different weights or rows, or not computed in a wider type."""
     there, one = sides.right.run.folder, sides.one.run.folder
     weights = shares(Sides(sides.one, sides.right, None, 0), "weights")
     if any(share.apart > 0.02 for share in weights.shares):
-        raise ValueError(f"{there} begins with other weights than {one}: start both from the same")
+        raise ValueError(f"{there} begins with different weights than {one}: start both from the same")
     one_rows, exact_rows = ({row for step in side.steps for row in step.rows} for side in (sides.one, sides.right))
     if one_rows and exact_rows and one_rows != exact_rows:
-        raise ValueError(f"{there} reads other rows than {one}: give both the same batch")
+        raise ValueError(f"{there} reads different rows than {one}: give both the same batch")
     right, base = sides.right.vectors("clipped"), sides.one.vectors("clipped")
     if right and all(bool((right[name] == base[name]).all()) for name in right if name in base):
         raise ValueError(f"{there} has the same gradients as {one}, in each bit: record it in a wider type")
 
 
 def _differences(found: Comparison, sides: Sides, link: str) -> list[Said]:
-    """Look at one link, and note what was looked at."""
+    """Look at one link, and note it."""
     if link in KINDS:
         return _tensors(found, sides, link)
     if not _is_recorded(found, sides, link):
@@ -141,7 +143,7 @@ def _differences(found: Comparison, sides: Sides, link: str) -> list[Said]:
     if link == "loss":
         return list(_loss(found, sides))
     if link == "buffers" and (names := buffers_not_compared(sides)):
-        _once(found.not_seen, f"{counted(len(names), 'buffer')} ({_few(names)}): of one run only, cut, or integers")
+        _once(found.not_seen, f"{counted(len(names), 'buffer')} ({_few(names)}): in a single run, cut, or integers")
     rules = {"data": of_data, "norm": of_norm, "options": of_options, "buffers": of_buffers}
     return list(rules[link](sides))
 
@@ -166,7 +168,7 @@ def _tensors(found: Comparison, sides: Sides, kind: str) -> list[Said]:
             "that rounding may be the reason; one process in a wider type (--exact) tells",
         )
     if not sides.ours.run.whole and _only_whole_tensors(sides, kind):
-        _once(found.not_seen, "ranks one by one: the other run has no sums of their shards; record it with like=")
+        _once(found.not_seen, "ranks one by one: the reference has no sums of their shards; record it with like=")
     seen = {share.name for share in compared.shares}
     if seen or compared.zeros:
         counts = len(seen | {*compared.zeros}), len({*compared.zeros} - seen)
@@ -181,7 +183,7 @@ def _tensors(found: Comparison, sides: Sides, kind: str) -> list[Said]:
 
 
 def _only_whole_tensors(sides: Sides, kind: str) -> bool:
-    """Whether the other run has no sums of some shard of ours."""
+    """Whether the reference has no sums of some shard of ours."""
     for held in sides.ours.held(kind):
         known = sides.right.vector(kind, held.name, held.part.region) is not None
         if held.part.region.numel and not known and held.name in sides.right.vectors(kind):

@@ -21,14 +21,14 @@ BUFFER_WIDE, BUFFER = 1e-6, 1e-3
 
 
 def of_weights(sides: Sides, shares: list[Share]) -> Iterator[Said]:
-    """Weights before a step. After the first they are the weights and updates before, but for copies."""
+    """Weights before a step. After the first they are the weights and updates before, except for copies."""
     sick = [share for share in shares if share.is_sick]
     if sides.step:
         if differ := [share for share in sick if share.copies_differ]:
             share, axes = differ[0], ", ".join(differ[0].copies_differ)
             yield (
                 "copies step apart",
-                f"after step {sides.step} ranks along {axes} have other weights, in {share.name}",
+                f"after step {sides.step} ranks along {axes} have different weights, in {share.name}",
             )
         return
     if not sick:
@@ -49,18 +49,18 @@ def of_weights(sides: Sides, shares: list[Share]) -> Iterator[Said]:
     elif _moved(sides, share.name):
         yield (
             "shards of several pieces",
-            f"{text}: all its numbers are there, in other places: a fused matrix whose shards are several pieces? Let "
-            "cut return them, as a list of (start, stop)",
+            f"{text}: all its numbers are there, in different places: a fused matrix whose shards are several pieces? "
+            "Let cut return them, as a list of (start, stop)",
         )
     else:
         yield (
-            "other weights",
-            f"{text}: other weights were loaded, or their elements are not where the layer reads them",
+            "different weights",
+            f"{text}: different weights were loaded, or their elements are not where the layer reads them",
         )
 
 
 def _same_numbers(sides: Sides, sick: list[Share]) -> tuple[str, list[int]] | None:
-    """A tensor of which two ranks have different regions, with the same elements."""
+    """A tensor, and two ranks that have different regions of it, with the same elements."""
     wrong, seen = {(share.rank, share.name) for share in sick}, {}
     for held in sides.ours.held("weights"):
         if (held.rank, held.name) in wrong or any(name == held.name for _, name in wrong):
@@ -71,7 +71,7 @@ def _same_numbers(sides: Sides, sick: list[Share]) -> tuple[str, list[int]] | No
 
 
 def _moved(sides: Sides, name: str) -> bool:
-    """Whether a wrong tensor has the right elements in other places."""
+    """Whether a wrong tensor has the right elements in different places."""
     if not sides.ours.run.whole:
         return False
     ours, right = (side.vectors("weights")[name].sort().values for side in (sides.ours, sides.right))
@@ -79,7 +79,7 @@ def _moved(sides: Sides, name: str) -> bool:
 
 
 def own_place(rank: RankNumbers) -> tuple[int, ...]:
-    """Where a rank stands along the axes whose ranks read their own rows."""
+    """The place of a rank along the axes whose ranks read their own rows."""
     return tuple(index for axis, (index, _) in rank.axes.items() if rank.rows[axis] == "own")
 
 
@@ -105,7 +105,7 @@ def rows_read(run: Numbers, steps: list[StepNumbers], what: str) -> dict[tuple[i
 
 
 def of_data(sides: Sides) -> Iterator[Said]:
-    """The rows of all replicas beside those of one process; where a run has parts of rows, the places in them.
+    """The rows of all replicas, compared with the rows of one process; where a run cuts rows, the places in them.
 
     Raises:
         ValueError: no row is in both.
@@ -132,11 +132,12 @@ def of_data(sides: Sides) -> Iterator[Said]:
     if not wanted & read:
         raise ValueError(
             f"{sides.ours.run.folder} and {sides.right.run.folder} have no row of step {sides.step + 1} in common: "
-            "they read other batches, or step in another order; start_from() gives one process the batch of a run"
+            "they read different batches, or step in a different order; start_from() gives one process "
+            "the batch of a run"
         )
     often, missing = read - wanted, wanted - read
     if any(other != first for first, *rest in ours.values() for other in rest):
-        yield "a replica reads other rows", f"ranks of one replica read different {unit}s"
+        yield "a replica reads different rows", f"ranks of one replica read different {unit}s"
         return
     known = Counter({row: n for row, n in often.items() if row in wanted})
     total, missed = sum(wanted.values()), sum(missing.values())
@@ -146,14 +147,14 @@ def of_data(sides: Sides) -> Iterator[Said]:
         yield "data not divided", f"{text}: the data are not divided, or not along this axis"
     elif missing:
         text = f"{missed} of {total} {unit}s are read by no rank"
-        other = sum(often.values())
-        text += f", and {counted(other, unit)} that one process does not read" if other else ""
-        why = "other rows, or another order" if other else "divided twice, as by a sampler and a loader"
+        extra = sum(often.values())
+        text += f", and {counted(extra, unit)} that one process does not read" if extra else ""
+        why = "different rows, or a different order" if extra else "divided twice, as by a sampler and a loader"
         yield "rows missing", f"{text}: {why}"
 
 
 def loss_differs(sides: Sides) -> str | None:
-    """What the ranks said of the loss, if neither it nor their sum or mean is that of one process."""
+    """What the ranks said of the loss, if neither it nor their sum or mean equals the loss of one process."""
     said = [step.loss for step in sides.ours.steps if step.loss is not None]
     right = [step.loss for step in sides.right.steps if step.loss is not None]
     if not said or not right:
@@ -179,7 +180,7 @@ def _meant(losses: list[float]) -> list[float]:
 
 
 def of_norm(sides: Sides) -> Iterator[Said]:
-    """The norm by which ranks clip, beside that of the gradients that they hold: this needs no other run."""
+    """The norm by which ranks clip, and the norm of the gradients that they hold: this needs no second run."""
     gradients = sides.ours.held("gradients")
     said = [step.norm for step in sides.ours.steps if step.norm is not None]
     squares, largest = {}, 0.0
@@ -195,15 +196,15 @@ def of_norm(sides: Sides) -> Iterator[Said]:
         return  # the second is the norm of the largest element
     text = f"the ranks hold gradients of norm {held_norm:.6g} and clip by {_listed(sorted({*said}))}"
     if max(said) > min(said) * (1 + near):
-        yield "local norm", f"{text}: each takes that of its own shards"
+        yield "local norm", f"{text}: each takes the norm of its shards"
     elif said[0] > held_norm:
-        yield "norm counts copies", f"{text}: what several ranks hold is counted several times"
+        yield "norm counts copies", f"{text}: tensors that several ranks hold are counted several times"
     else:
         yield "norm leaves out shards", f"{text}: some shards are left out"
 
 
 def of_options(sides: Sides) -> Iterator[Said]:
-    """Learning rate, decay and the other options of each parameter."""
+    """Learning rate, decay and all further options of each parameter."""
     wanted: dict[str, dict[str, Any]] = {}
     for step in sides.right.steps:
         wanted |= step.options
@@ -275,7 +276,7 @@ def of_buffers(sides: Sides) -> Iterator[Said]:
             yield (
                 "buffer",
                 f"{name} adds up to {wanted['sum']:.6g} in one process, and to {sums} on the ranks: of a rank's own "
-                "batch, cast, never filled, or in another order",
+                "batch, cast, never filled, or in a different order",
             )
             return
 

@@ -23,13 +23,13 @@ WORDS = {
     "updates": "the updates",
     "buffers": "the buffers",
 }
-SHOWN = "numbers_shown.toml"  # in a folder beside this library: cause → where a reader finds it explained
+SHOWN = "numbers_shown.toml"  # in a folder next to this library: cause → the places that explain it
 MOST_TENSORS, MOST_RANKS, WIDTH = 10, 8, 80
 
 
 @cache
 def shown_in(folder: str = ROOT) -> dict[str, list[str]]:
-    """Cause → the places that explain it, of whatever stands on this library; empty if it stands alone."""
+    """Cause → the places that explain it, from all packages that use this library; empty without one."""
     found: dict[str, list[str]] = {}
     for path in sorted(Path(folder).glob(f"*/{SHOWN}")):
         for cause, places in tomllib.loads(path.read_text(encoding="utf-8")).items():
@@ -57,10 +57,10 @@ def _heading(found: Comparison) -> str:
     ours, one, *exact = names
     axes = " · ".join(f"{axis} {size}" for axis, (_, size) in found.ours.ranks[0].axes.items()) or "one process"
     exactly = f", exact: {exact[0]}" if exact else ""
-    what = "every element" if found.ours.whole else "64 sums of each tensor"
+    kind = "every element" if found.ours.whole else "64 sums of each tensor"
     return (
         f"{ours} ({counted(len(found.ours.ranks), 'rank')}, {axes}) beside {one}{exactly}: "
-        f"{counted(found.ours.steps, 'step')}, {what}"
+        f"{counted(found.ours.steps, 'step')}, {kind}"
     )
 
 
@@ -69,14 +69,14 @@ def _counted(found: Comparison, link: str) -> str:
     tensors, zeros = found.looked_at[link]
     if not tensors:
         return WORDS[link]
-    rounding = f", {zeros} of them zero but for rounding" if zeros else ""
+    rounding = f", {zeros} of them zero except for rounding" if zeros else ""
     return f"{WORDS[link]} ({counted(tensors, 'tensor')}{rounding})"
 
 
 def _verdict(found: Comparison) -> list[str]:
     if not found.findings:
         if found.exit_code:
-            return ["could not see: what was compared agrees, and too much was not compared", *_hidden(found)]
+            return ["could not see: all compared links agree, and too many were not compared", *_hidden(found)]
         return ["the same training: no link that was compared differs", *_hidden(found)]
     first = found.findings[0]
     lines = [f"step {first.step}: the first link that differs is {WORDS[first.link]}"]
@@ -89,7 +89,7 @@ def _verdict(found: Comparison) -> list[str]:
 
 
 def _table(shares: list[Share]) -> list[str]:
-    """A line for each tensor that differs, the worst first: its shares, how far apart it is, what is allowed."""
+    """A line for each tensor that differs, the worst first: its shares, its distance, the allowed distance."""
     by_name: dict[str, dict[int, Share]] = {}
     for share in shares:
         by_name.setdefault(share.own_name, {})[share.rank] = share
@@ -106,9 +106,9 @@ def _table(shares: list[Share]) -> list[str]:
     width = max(len(row[0]) for row in rows)
     lines = aligned([row[0].ljust(width), *row[1:]] for row in rows)
     more = [(len(names) - MOST_TENSORS, "tensor"), (len(ranks) - MOST_RANKS, "rank")]
-    lines += [f"  … and {counted(number, f'more {what}')}" for number, what in more if number > 0]
+    lines += [f"  … and {counted(number, f'more {word}')}" for number, word in more if number > 0]
     if healthy := len(by_name) - len(names):
-        lines.append(f"  {counted(healthy, 'tensor')} as in the other run")
+        lines.append(f"  {counted(healthy, 'tensor')} as in the reference")
     return lines
 
 

@@ -1,4 +1,4 @@
-"""Which tensors, on which ranks, by what factor: the pattern of a mistake in gradients, clipped gradients or updates.
+"""Which tensors, on which ranks, by which factor: the pattern of a mistake in gradients, clipped gradients or updates.
 
 Each function knows one pattern, and returns its cause and a sentence, or nothing. They are asked in order, the most
 certain first.
@@ -62,7 +62,7 @@ class Pattern:
 
 
 def said_of(pattern: Pattern) -> list[Said]:
-    """Cause and sentence for what differs; empty if nothing does."""
+    """Cause and sentence for each difference; empty if nothing does."""
     found = list(_missing(pattern))
     if not pattern.sick:
         return found
@@ -122,7 +122,7 @@ def _untied(pattern: Pattern) -> Said | None:
 
 
 def _own_factor_of_each_rank(pattern: Pattern) -> Said | None:
-    """Each rank multiplied all that it has by a number of its own."""
+    """Each rank multiplied all that it has by a different number."""
     factors: dict[int, list[float]] = {}
     for share in pattern.sick:
         factors.setdefault(share.rank, []).append(share.share)
@@ -134,11 +134,11 @@ def _own_factor_of_each_rank(pattern: Pattern) -> Said | None:
     if _spread(means) <= SAME_FACTOR:
         return None
     listed = ", ".join(f"{factor:.4g}" for factor in means[:8]) + ", …" * (len(means) > 8)
-    text = f"all tensors: each rank has a factor of its own ({listed})"
+    text = f"all tensors: each rank has a different factor ({listed})"
     if pattern.kind == "gradients":
         return "one factor", f"{text}: ranks divide by different numbers, or only some do"
     if pattern.kind == "clipped":
-        return "local norm", f"{text}: each took a norm of its own"
+        return "local norm", f"{text}: each took a different norm"
     return "learning rate", f"{text}: learning rates that differ"
 
 
@@ -160,8 +160,8 @@ def _copies(pattern: Pattern) -> Said | None:
         last = pattern.bad[-1]
         return (
             "missing sum inside",
-            f"{text}, and {len(others)} that are cut along it are wrong as well, up to {last}: the backward of what "
-            "follows it lacks a sum, as that of a column-parallel layer does without its f",
+            f"{text}, and {len(others)} that are cut along it are wrong as well, up to {last}: the layer after it "
+            "lacks a sum in backward, as a column-parallel layer does without its f",
         )
     few = ", ".join(sorted(apart)[:3]) + ", …" * (len(apart) > 3)
     which = "in none is there a sum" if apart == held else f"{few}: these lack their sum"
@@ -217,7 +217,7 @@ def _nothing(pattern: Pattern) -> Said:
 
 
 def _is_factor(sick: list[Share]) -> bool:
-    """Whether a factor explains each of them, but for rounding."""
+    """Whether a factor explains each of them, except for rounding."""
     for share in sick:
         if math.isnan(share.share):
             return False
@@ -283,18 +283,18 @@ def _all_without_a_factor(pattern: Pattern) -> Said | None:
     return (
         "wrong terms",
         "all tensors, no common factor, and copies agree: the sums are right, but not their terms: a rank's own count "
-        "of tokens, dropout, other inputs",
+        "of tokens, dropout, different inputs",
     )
 
 
 def _up_to_a_layer(pattern: Pattern) -> Said | None:
-    """Everything before a place is wrong, and nothing behind it."""
+    """Everything before a layer is wrong, and nothing after it."""
     if len(pattern.bad) < 2 or pattern.bad != pattern.order[: len(pattern.bad)]:
         return None
     return (
         "missing sum inside",
-        f"everything up to {pattern.bad[-1]}, and nothing behind it: the backward of what follows it lacks a sum, or "
-        "changes what passes through",
+        f"everything up to {pattern.bad[-1]}, and nothing after it: the next layer lacks a sum in backward, or "
+        "changes the gradient that passes through",
     )
 
 

@@ -41,7 +41,7 @@ class Part:
     others: dict[Region, Tensor] = field(default_factory=dict)
 
     def minus(self, before: Part) -> Part:
-        """The difference of two such parts; of sums it is that of the elements."""
+        """The difference of two such parts; of sums it is the sum of differences."""
         others = {region: sums - before.others[region] for region, sums in self.others.items()}
         values = self.values.double() - before.values.double()
         norm = torch.linalg.vector_norm(values).item()
@@ -61,7 +61,7 @@ class StepNumbers:
 
     `rows` has a number for each row of its batches, `places` one for each place in a row; `row_shapes` has the shape
     of a row for each batch. `strangers` are tensors of the optimizer that are no parameters of the model; if there are
-    some, they may be copied into the model later, and only a `settled` step has seen that.
+    some, they may be copied into the model later, and only a `settled` step includes that.
     """
 
     rows: list[int] = field(default_factory=list)
@@ -113,7 +113,7 @@ class Numbers:
 
 
 def write_rank(path: Path, rank: RankNumbers) -> None:
-    """Write what a rank has so far; a reader finds the old file or the new one, never half of one."""
+    """Write the steps of a rank so far; a reader finds the old file or the new file, never a part."""
     rank.ended_s = time.time()
     plain = {key: value for key, value in vars(rank).items() if key != "steps"}
     plain |= {"format": FORMAT, "torch": str(torch.__version__), "steps": [_plain_step(step) for step in rank.steps]}
@@ -138,7 +138,7 @@ def read_numbers(folder: str | Path) -> Numbers:
     """The run that `watch` wrote into a folder.
 
     Raises:
-        ValueError: no such folder; a file is missing, cut short, of another kind or of another run. It names the file.
+        ValueError: no such folder; a file is missing, cut short, of a different kind or run. It names the file.
     """
     folder = Path(folder)
     if not folder.is_dir():
@@ -159,7 +159,7 @@ def _read_rank(path: Path) -> RankNumbers:
             f"{path} cannot be read: cut short, or not written by watch() ({type(error).__name__})"
         ) from None
     if not isinstance(plain, dict) or plain.get("format") != FORMAT:
-        raise ValueError(f"{path} was not written by watch(), or by another version of it")
+        raise ValueError(f"{path} was not written by watch(), or by a different version of it")
     try:
         steps = [_step(one, plain["whole"]) for one in plain["steps"]]
         kept = {key: plain[key] for key in RankNumbers.__dataclass_fields__ if key != "steps"}
@@ -174,7 +174,7 @@ def _read_rank(path: Path) -> RankNumbers:
 
 
 def _check_rank(rank: RankNumbers) -> None:
-    """Raise ValueError if what a file says cannot be."""
+    """Raise ValueError if a file contradicts itself."""
     words = [rank.optimizer, rank.device, *rank.left_out, *rank.aliases, *rank.aliases.values()]
     if not all(isinstance(word, str) for word in words) or not isinstance(rank.aliases, dict):
         raise ValueError("its names are no words")
@@ -215,7 +215,7 @@ def _part(plain: dict[str, Any], whole: bool) -> Part:
     if part.values.shape != (part.region.numel if whole else SUMS,):
         raise ValueError(f"a part of {part.region.numel} elements has {list(part.values.shape)}")
     if any(sums.shape != (SUMS,) for sums in part.others.values()):
-        raise ValueError("a part has other sums")
+        raise ValueError("a part has different sums")
     dtype = getattr(torch, part.dtype.removeprefix("torch."), None)
     is_plain = part.values.layout == torch.strided and part.values.device.type == "cpu"
     if not is_plain or not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
@@ -238,7 +238,7 @@ def _check_ranks(folder: Path, ranks: list[RankNumbers]) -> None:
     if odd := [rank for rank in ranks if rank.world != world]:
         raise ValueError(
             f"{folder} has files of two runs: rank {ranks[0].rank} was one of {world}, rank {odd[0].rank} one of "
-            f"{odd[0].world}; record again into an empty folder"
+            f"{odd[0].world}; record into an empty folder"
         )
     if missing := sorted({*range(world)} - here):
         raise ValueError(f"{folder} has no file of rank {missing[0]}: {len(here)} of {world} ranks are there")
@@ -254,20 +254,20 @@ def _check_ranks(folder: Path, ranks: list[RankNumbers]) -> None:
     if latest.began_s > earliest.ended_s + CLOCKS_S:
         raise ValueError(
             f"{folder} has files of two runs: rank {latest.rank} began {latest.began_s - earliest.ended_s:.0f} s after "
-            f"rank {earliest.rank} had ended; record again into an empty folder"
+            f"rank {earliest.rank} had ended; record into an empty folder"
         )
     _check_places(folder, ranks)
     _check_shapes(folder, ranks)
 
 
 def _check_places(folder: Path, ranks: list[RankNumbers]) -> None:
-    """Raise ValueError if two ranks stand at one place."""
+    """Raise ValueError if two ranks have the same place."""
     places = [tuple(rank.axes.values()) for rank in ranks]
     if len({*places}) < len(ranks):
         twice = next(place for place in places if places.count(place) > 1)
         named = dict(zip(ranks[0].axes, twice, strict=True))
         raise ValueError(
-            f"{folder}: {places.count(twice)} ranks stand at one place, {named}: axes= must give each rank its own "
+            f"{folder}: {places.count(twice)} ranks have the same place, {named}: axes= must give each rank its own "
             "indices"
         )
 

@@ -1,8 +1,8 @@
 """How much of the right tensor a part has, how far from it it is, and how far rounding may take it.
 
 Measured, in healthy runs of one process and many layouts, on 1 to 4 ranks (see the tests): layouts round as often as
-one process does, in another order. So the distance of a layout from the exact step, computed in a wider type, is at
-most 2.4 times that of one process; with a mistake it is 44 times in bf16 and 15,000 times in float32, and more.
+one process does, in a different order. The distance of a layout from the exact step, computed in a wider type, is at
+most 2.4 times the distance of one process; with a mistake it is 44 times in bf16 and 15,000 times in float32, and more.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ROUGHLY = (
     0.5  # updates after step 1, and sums, which do not show the clear slopes: in bf16 healthy ones differ by 0.21
 )
 LATER = 5.0  # after step 1 narrow types may be so many times farther apart: the weights are, by small slopes' signs
-LOADED = 1e-7  # weights before the first step: the same, but for a cast
+LOADED = 1e-7  # weights before the first step: the same, except for a cast
 ZERO_WIDE, ZERO_EXACT, ZERO = (
     1e-9,
     1e-5,
@@ -39,14 +39,14 @@ CLEAR = 20  # times its rounding: AdamW makes a full step of any slope, so only 
 
 @dataclass
 class Share:
-    """A part of a tensor on a rank, beside the same elements of the right one.
+    """A part of a tensor on a rank, compared with the same elements of the right one.
 
     Attributes:
         share: g·ĝ / ĝ·ĝ, how often the right one is contained in it.
         apart: ‖g − ĝ‖, as a fraction of the usual norm of so many elements.
-        rest: the same for g − share·ĝ: what one factor does not explain.
+        rest: the same for g − share·ĝ, which one factor does not explain.
         allowed: how far rounding may take it.
-        copies_differ: axes along which ranks that hold the same elements have other bits.
+        copies_differ: axes along which ranks that hold the same elements have different bits.
         copies: axes along which ranks hold the same elements.
     """
 
@@ -103,7 +103,7 @@ class Compared(NamedTuple):
 
     Args:
         shares: of the parts that were compared.
-        zeros: names of tensors that are zero but for rounding in both runs.
+        zeros: names of tensors that are zero except for rounding in both runs.
         doubtful: those of them that differ, where nothing says how large rounding is.
         unseen: names of tensors that cannot be compared.
     """
@@ -169,7 +169,7 @@ def shares(sides: Sides, kind: str) -> Compared:
 def _beside(sides: Sides, kind: str, held: Held) -> tuple[Tensor, Tensor, int] | None:
     """A part, the right one, and how many elements they are.
 
-    Where the other recording has no sums of this region, all regions together: then the shares of ranks are one.
+    Where the reference has no sums of this region, all regions together: then the shares of ranks are one.
     """
     wanted = sides.right.vector(kind, held.name, held.part.region)
     if wanted is not None:
@@ -229,7 +229,7 @@ def _steps_of_the_type(sides: Sides, name: str) -> Tensor:
 
 
 def _but_for_the_type(sides: Sides, held: Held, mine: Tensor, wanted: Tensor) -> Tensor:
-    """An update, moved towards the right one by what the type of the weights may have rounded."""
+    """An update, moved towards the right one by one step of the weights' type."""
     if sides.is_wide or not sides.ours.run.whole:
         return mine
     apart, steps = mine - wanted, held.part.region.take(_steps_of_the_type(sides, held.name))
@@ -237,7 +237,7 @@ def _but_for_the_type(sides: Sides, held: Held, mine: Tensor, wanted: Tensor) ->
 
 
 def _slopes_are_rounding(sides: Sides, name: str) -> bool:
-    """Whether the gradient of a tensor is zero but for rounding: then its update says nothing. Exact zeros do."""
+    """Whether the gradient of a tensor is zero except for rounding: then its update says nothing. Exact zeros do."""
     slopes = sides.right.vectors("clipped")
     usual = median([size for size in map(rms, slopes.values()) if size] or [0.0])
     return name in slopes and 0 < rms(slopes[name]) <= sides.zero * usual
@@ -262,7 +262,7 @@ def _is_owned(sides: Sides, kind: str, held: Held) -> bool:
 
 
 def copies_along(run: Numbers, parts: list[Held]) -> tuple[list[tuple[str, ...]], list[tuple[str, ...]]]:
-    """Of each part: the axes along which ranks that hold the same have other bits, and those along which they exist."""
+    """Of each part: the axes along which ranks that hold the same have different bits, and all such axes."""
     holders: dict[tuple, list[int]] = {}
     for i, held in enumerate(parts):
         holders.setdefault((held.name, held.part.region), []).append(i)

@@ -1,8 +1,9 @@
-"""Two runs, and perhaps the exact step, in one form: a part of one beside the same elements of the other.
+"""Two runs, and perhaps the exact step, in one form.
 
-The problem: one run has whole tensors, the other shards of another layout; a recording has elements or their sums; and
-a tied weight has one name here and two there. The idea: for any region of any tensor, the right run can say its
-vector, of elements or of sums. Shares, norms and distances are the same operations on either.
+The problem: one run has whole tensors, the second has shards of a different layout; a recording has elements or their
+sums; and a tied weight has one name here and two there.
+The idea: for any region of any tensor, the right run can say its vector, of elements or of sums. Shares, norms and
+distances are the same operations on either.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from lib.doctor.numbers.region import Region
 
 
 class Held(NamedTuple):
-    """A part of a tensor on a rank. `name` is that of the other run, `own_name` that of this rank."""
+    """A part of a tensor on a rank. `name` is the name in the reference, `own_name` the name on this rank."""
 
     rank: int
     name: str
@@ -146,29 +147,29 @@ def shared_names(one: Numbers, *others: Numbers) -> dict[str, str]:
     return found
 
 
-def check_same_model(one: Numbers, other: Numbers, aliases: dict[str, str]) -> None:
+def check_same_model(one: Numbers, second: Numbers, aliases: dict[str, str]) -> None:
     """Raise ValueError, with the difference, if two recordings are not of one model, kind and number of steps."""
-    if one.whole != other.whole:
+    if one.whole != second.whole:
         kinds = {True: "every element", False: "sums (sketch=True)"}
         raise ValueError(
-            f"{one.folder} has {kinds[one.whole]}, {other.folder} has {kinds[other.whole]}: record both in the same way"
+            f"{one.folder} has {kinds[one.whole]}, {second.folder} has {kinds[second.whole]}: record both in one way"
         )
-    if one.steps != other.steps:
+    if one.steps != second.steps:
         raise ValueError(
-            f"{one.folder} has {one.steps} steps, {other.folder} has {other.steps}: record both with the same steps="
+            f"{one.folder} has {one.steps} steps, {second.folder} has {second.steps}: record both with the same steps="
         )
-    shapes = [dict(_shapes(run, aliases)) for run in (one, other)]
-    for mine, theirs, here, there in ((*shapes, one, other), (*reversed(shapes), other, one)):
+    shapes = [dict(_shapes(run, aliases)) for run in (one, second)]
+    for mine, theirs, here, there in ((*shapes, one, second), (*reversed(shapes), second, one)):
         if missing := [name for name in mine if name not in theirs]:
             few = ", ".join(missing[:3]) + ", …" * (len(missing) > 3)
             raise ValueError(
-                f"{len(missing)} tensors are only in {here.folder} ({few}), not in {there.folder}: another model, or "
-                "other names, which cut= can give"
+                f"{len(missing)} tensors are only in {here.folder} ({few}), not in {there.folder}: a different model, "
+                "or different names, which cut= can give"
             )
     for name, shape in shapes[0].items():
         if shapes[1][name] != shape:
             raise ValueError(
-                f"{name} has shape {list(shape)} in {one.folder}, {list(shapes[1][name])} in {other.folder}: another "
+                f"{name} has shape {list(shape)} in {one.folder}, {list(shapes[1][name])} in {second.folder}: another "
                 "model, or a cut that is not told: give watch() a cut="
             )
 

@@ -46,12 +46,14 @@ def _load(run: Numbers, model: nn.Module) -> None:
     weights = Side(run, 0, aliases).vectors("weights")
     parameters = {aliases.get(name, name): parameter for name, parameter in names.parameters.items()}
     if odd := sorted(parameters.keys() ^ weights.keys()):
-        raise ValueError(f"{run.folder} and the model differ in {', '.join(odd[:3])}: another model, or other names")
+        raise ValueError(
+            f"{run.folder} and the model differ in {', '.join(odd[:3])}: a different model, or different names"
+        )
     for name, parameter in parameters.items():
         if is_dtensor(parameter) or weights[name].numel() != parameter.numel():
             raise ValueError(
                 f"{name} has {list(parameter.shape)} in the model and {weights[name].numel()} elements in "
-                f"{run.folder}: another model, or not one process"
+                f"{run.folder}: a different model, or not one process"
             )
         parameter.copy_(weights[name].view(parameter.shape))
     for name, buffer in names.buffers.items():

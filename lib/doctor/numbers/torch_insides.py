@@ -1,7 +1,7 @@
-"""What only private names of torch say: how a DTensor and a parameter of FSDP1 are cut. No other file here uses them.
+"""What only private names of torch say: how a DTensor and a parameter of FSDP1 are cut. Only this file uses them.
 
 They may change with any version of torch. Each is looked up where it is needed, and where it is missing a sentence
-says what cannot be seen, and what to do instead. Tried with torch 2.13.0.
+says which part cannot be seen, and the way out. Tried with torch 2.13.0.
 """
 
 import sys
@@ -16,7 +16,7 @@ GIVE = "give watch() a cut= that says it"
 
 
 class CannotSee(ValueError):
-    """Something of this program cannot be recorded; the message says what, and the way out."""
+    """Something of this program cannot be recorded; the message says why, and the way out."""
 
 
 def loaded(module: str, name: str) -> Any:
@@ -42,8 +42,8 @@ def is_dtensor(tensor: Tensor) -> bool:
 def region_of_dtensor(tensor: Any) -> Region:
     """Which elements of the whole tensor this rank holds.
 
-    Along its dimension, a list of all indices is split as the placement would split the tensor. That is right for
-    uneven shards, and for those of FSDP2 around tensor parallelism, which are strided.
+    Along its dimension, a list of all indices is split as the placement splits the tensor. This is right for
+    uneven shards, and for the strided shards of FSDP2 around tensor parallelism.
 
     Raises:
         CannotSee: this version of torch, or this placement, does not say how it splits.
@@ -87,17 +87,17 @@ def regions_of_fsdp1(model: nn.Module) -> dict[str, Region]:
     for prefix, module in model.named_modules():
         if not isinstance(module, wrapper):
             continue
-        handle = _inside(module, "_handle", "which parameters FSDP1 has flattened")
+        handle = _inside(module, "_handle", "which parameters FSDP1 flattened")
         if handle is None:
-            continue  # a wrapper around nothing of its own
+            continue  # a wrapper without parameters
         if not _inside(handle, "_use_orig_params", "whether FSDP1 keeps the original parameters"):
             raise CannotSee(
                 "FSDP1 without use_orig_params has one flat parameter in place of yours, and their gradients have no "
                 "names: wrap with FullyShardedDataParallel(..., use_orig_params=True)"
             )
-        flat = _inside(handle, "flat_param", "what FSDP1 has flattened")
-        names = _inside(flat, "_fqns", "the names of what FSDP1 has flattened")
-        shapes = _inside(flat, "_shapes", "the shapes of what FSDP1 has flattened")
+        flat = _inside(handle, "flat_param", "the tensor that FSDP1 flattened")
+        names = _inside(flat, "_fqns", "the names of the flattened parameters")
+        shapes = _inside(flat, "_shapes", "the shapes of the flattened parameters")
         infos = _inside(flat, "_shard_param_infos", "how FSDP1 cuts")
         for name, shape, info in zip(names, shapes, infos, strict=True):
             start = stop = 0

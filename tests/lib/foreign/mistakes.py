@@ -53,8 +53,8 @@ MISTAKES = [
     Mistake(start.WeightsRounded, "ddp", 2, "updates", "copies step apart"),
     Mistake(start.NotDivided, "ddp", 2, "data", "data not divided"),
     Mistake(start.DividedTwice, "fsdp2", 2, "data", "rows missing"),
-    Mistake(start.RowsByGlobalRank, "hand", 2, "data", "a replica reads other rows"),
-    Mistake(start.RowsByGlobalRank, "fsdp_tp", 4, "data", "a replica reads other rows"),
+    Mistake(start.RowsByGlobalRank, "hand", 2, "data", "a replica reads different rows"),
+    Mistake(start.RowsByGlobalRank, "fsdp_tp", 4, "data", "a replica reads different rows"),
     # The loss, and what it is divided by.
     Mistake(terms.LocalCount, "ddp", 2, "loss", "wrong terms"),
     Mistake(terms.LocalCount, "fsdp2", 2, "loss", "wrong terms"),
