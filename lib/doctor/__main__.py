@@ -31,7 +31,7 @@ def main(argv: list[str] | None = None) -> None:
     traces.add_argument("trace", nargs="+", metavar="FILE.json", help="or .json.gz")
     numbers = commands.add_parser("numbers", help="compare the steps of two runs that watch() recorded")
     numbers.add_argument("one", metavar="ONE", help="the folder of one process, or of a layout that you trust")
-    numbers.add_argument("ours", metavar="FOUR", help="the folder of the run in question")
+    numbers.add_argument("ours", metavar="PARALLEL", help="the folder of the run in question")
     numbers.add_argument("--exact", metavar="FOLDER", help="one process in a wider type: shows how large rounding is")
     args = parser.parse_args(argv)
     try:

@@ -246,3 +246,94 @@ def test_one_process_gets_the_buffers_too(tmp_path):
     model = statistics()
     start_from(tmp_path, model)
     assert (model[0].running_mean == 0.5).all()
+
+
+# ---- optimizers that do more than step -------------------------------------------------------------------------------
+
+
+class ClearsGradients(torch.optim.SGD):
+    """Its step calls that of its parent, and then empties the gradients."""
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        super().step(closure)
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.grad = None
+
+
+def test_an_optimizer_may_call_its_parent_and_clear_the_gradients(tmp_path):
+    torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1)  # now the parent's step has hooks as well
+    clears = {"optimizer": partial(ClearsGradients, lr=0.01)}
+    said, found = causes(tmp_path, {"optimizer": partial(torch.optim.SGD, lr=0.01)}, clears)
+    assert said == [] and found.exit_code == 0 and found.looked_at["clipped"] == (4, 0)
+
+
+def test_several_optimizers_may_step_in_any_order(tmp_path):
+    class Both:
+        def __init__(self, parameters, turn):
+            parameters = list(parameters)
+            both = [torch.optim.AdamW(parameters[:2], lr=0.01), torch.optim.SGD(parameters[2:], lr=0.1)]
+            self.listed, self.order = both, both[::turn]
+
+    def recorded_in(folder, turn):
+        model = Two().double()
+        both = Both(model.parameters(), turn)
+        seen = watch(folder, model, both.listed)
+        for _ in range(2):
+            loss = model(torch.ones(2, 3).double()).square().mean()
+            model.zero_grad()
+            loss.backward()
+            seen.backward(loss)
+            for one in both.order:
+                one.step()
+        return read_numbers(folder)
+
+    found = compare_numbers(recorded_in(tmp_path / "one", 1), recorded_in(tmp_path / "two", -1))
+    assert found.exit_code == 0 and found.looked_at["updates"] == (4, 0)
+
+
+def test_a_small_bias_that_was_drawn_differently_is_found(tmp_path):
+    other = Two().float()
+    with torch.no_grad():
+        other.first.bias.mul_(1e-4)
+    wrong = Two().float()
+    with torch.no_grad():
+        wrong.first.bias.mul_(-1e-4)
+    float32 = {"dtype": torch.float32}
+    assert causes(tmp_path, float32 | {"model": other}, float32 | {"model": wrong})[0] == ["different weights"]
+
+
+def test_two_replicas_that_read_the_same_rows_are_found_even_if_one_process_reads_them_twice(tmp_path):
+    """`start_from` gives one process what the ranks read: a forgotten sampler as well."""
+    folder = tmp_path / "two"
+    trained(folder, axes={"dp": (0, 2)})
+    plain = torch.load(folder / "rank0.pt") | {"world": 2}
+    for step in plain["steps"]:
+        step["rows"], step["row_shapes"] = [1, 2], [[3]]
+    for rank in (0, 1):
+        torch.save(plain | {"rank": rank, "axes": {"dp": (rank, 2)}}, folder / f"rank{rank}.pt")
+    alone = plain | {"world": 1, "axes": {}}
+    alone["rows"] = {}
+    alone["steps"] = [step | {"rows": [1, 2, 1, 2]} for step in plain["steps"]]
+    (tmp_path / "one").mkdir()
+    torch.save(alone, tmp_path / "one" / "rank0.pt")
+    (found,) = compare_numbers(read_numbers(tmp_path / "one"), read_numbers(folder)).findings
+    assert found.cause == "data not divided"
+
+
+def test_sums_do_not_depend_on_which_name_of_a_tie_comes_first(tmp_path):
+    class Tied(nn.Module):
+        def __init__(self, *names):
+            super().__init__()
+            torch.manual_seed(0)
+            weight = nn.Parameter(torch.randn(5, 3))
+            for name in names:
+                self.register_parameter(name, weight)
+
+        def forward(self, x):
+            return x @ next(self.parameters()).T
+
+    one, two = ({"model": Tied(*names), "sketch": True} for names in (("a", "b"), ("b", "a")))
+    said, found = causes(tmp_path, one, two)
+    assert said == [] and found.exit_code == 0

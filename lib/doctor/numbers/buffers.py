@@ -1,4 +1,4 @@
-"""Running statistics, tables, masks: a few sums of each, and the values of small ones."""
+"""Running statistics, tables, masks: a few sums of each."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from torch import Tensor
 
 from lib.doctor.numbers.sketch import mixed
 
-SMALL = 1 << 16  # elements
 HUGE = 1e30  # the -inf of a mask would swallow all others
 
 
@@ -18,12 +17,11 @@ def buffer_sums(buffer: Tensor) -> dict[str, Any]:
     """Shape and sums of a buffer: a few elements in the wrong place change the signed one.
 
     Returns:
-        shape, sum, "signed" sum with a sign drawn for each place, "size" with all magnitudes; whether it is "floating";
-        its "values" if it is small, else None.
+        shape, sum, "signed" sum with a sign drawn for each place, "size" with all magnitudes; whether it is "floating".
     """
     buffer = buffer.detach().cpu()
     values = (torch.view_as_real(buffer) if buffer.is_complex() else buffer).double().flatten()
-    values = torch.where(values.abs() > HUGE, values.sign(), values)
+    values = torch.where(values.abs() > HUGE, values.sign(), values).nan_to_num(nan=0.5)
     signs = 1 - 2 * (mixed(torch.arange(len(values)) + zlib.crc32(b"buffer")) & 1)
     return {
         "shape": list(buffer.shape),
@@ -31,5 +29,4 @@ def buffer_sums(buffer: Tensor) -> dict[str, Any]:
         "signed": (values * signs).sum().item(),
         "size": values.abs().sum().item(),
         "floating": buffer.is_floating_point() or buffer.is_complex(),
-        "values": buffer.clone() if buffer.numel() <= SMALL else None,
     }

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from lib.doctor.numbers.links import (
     buffers_not_compared,
+    has_cut_rows,
     loss_differs,
     of_buffers,
     of_data,
@@ -69,8 +70,8 @@ class Comparison:
         """1: they differ. 2: gradients or updates could not all be compared. 0: the same training."""
         if self.findings:
             return 1
-        has_gradients = "gradients" in self.looked_at or "clipped" in self.looked_at
-        return 0 if has_gradients and "updates" in self.looked_at and not self.has_gaps else 2
+        compared = "gradients" in self.looked_at and "updates" in self.looked_at
+        return 0 if compared and not self.has_gaps else 2
 
 
 def compare_numbers(one: Numbers, ours: Numbers, exact: Numbers | None = None) -> Comparison:
@@ -138,6 +139,12 @@ def _differences(found: Comparison, sides: Sides, link: str) -> list[Said]:
     if link in KINDS:
         return _tensors(found, sides, link)
     if not _is_recorded(found, sides, link):
+        return []
+    if link == "norm" and not sides.ours.held("gradients"):
+        return []  # said of the gradients
+    has_places = all(any(step.places for step in side.steps) for side in (sides.ours, sides.right))
+    if link == "data" and has_cut_rows(sides) and not has_places:
+        _once(found.not_seen, "the data: rows are cut, and batch() got tensors without a second dimension in common")
         return []
     found.looked_at[link] = 0, 0
     if link == "loss":

@@ -60,13 +60,16 @@ def of_weights(sides: Sides, shares: list[Share]) -> Iterator[Said]:
 
 
 def _same_numbers(sides: Sides, sick: list[Share]) -> tuple[str, list[int]] | None:
-    """A tensor, and two ranks that have different regions of it, with the same elements."""
-    wrong, seen = {(share.rank, share.name) for share in sick}, {}
+    """A wrong tensor, and two ranks that have different regions of it, with the same elements."""
+    names, seen = {share.name for share in sick}, {}
     for held in sides.ours.held("weights"):
-        if (held.rank, held.name) in wrong or any(name == held.name for _, name in wrong):
-            other = seen.setdefault((held.name, held.part.bits), held)
-            if other.part.region != held.part.region and held.part.region.numel:
-                return held.name, [other.rank, held.rank]
+        part = held.part
+        is_constant = math.isclose(part.square, part.largest**2 * part.region.numel, rel_tol=1e-6)
+        if held.name not in names or not part.region.numel or is_constant:
+            continue
+        other = seen.setdefault((held.name, part.bits), held)
+        if other.part.region != part.region:
+            return held.name, [other.rank, held.rank]
     return None
 
 
@@ -85,6 +88,11 @@ def own_place(rank: RankNumbers) -> tuple[int, ...]:
 
 def has_parts(rank: RankNumbers) -> bool:
     return any(rank.rows[axis] == "parts" and size > 1 for axis, (_, size) in rank.axes.items())
+
+
+def has_cut_rows(sides: Sides) -> bool:
+    """Whether ranks of a run read parts of rows: then the places in rows are compared."""
+    return any(has_parts(rank) for side in (sides.ours, sides.right) for rank in side.run.ranks)
 
 
 def rows_read(run: Numbers, steps: list[StepNumbers], what: str) -> dict[tuple[int, ...], list[Counter[int]]]:
@@ -110,7 +118,7 @@ def of_data(sides: Sides) -> Iterator[Said]:
     Raises:
         ValueError: no row is in both.
     """
-    is_cut = any(has_parts(rank) for side in (sides.ours, sides.right) for rank in side.run.ranks)
+    is_cut = has_cut_rows(sides)
     what, unit = ("places", "place") if is_cut else ("rows", "row")
     ours = rows_read(sides.ours.run, sides.ours.steps, what)
     lengths = [
@@ -138,6 +146,14 @@ def of_data(sides: Sides) -> Iterator[Said]:
     often, missing = read - wanted, wanted - read
     if any(other != first for first, *rest in ours.values() for other in rest):
         yield "a replica reads different rows", f"ranks of one replica read different {unit}s"
+        return
+    firsts = [first for first, *_ in ours.values()]
+    if any(first == second for i, first in enumerate(firsts) for second in firsts[:i]):
+        yield (
+            "data not divided",
+            f"replicas read the same {unit}s: the data are not divided. (If these ranks should read "
+            "the same, name them with axes=.)",
+        )
         return
     known = Counter({row: n for row, n in often.items() if row in wanted})
     total, missed = sum(wanted.values()), sum(missing.values())
@@ -192,7 +208,7 @@ def of_norm(sides: Sides) -> Iterator[Said]:
         return
     dtypes = {getattr(torch, held.part.dtype.removeprefix("torch.")) for held in gradients}
     near = max(NORM.get(dtype, 1e-2) for dtype in dtypes)
-    if all(abs(norm / held_norm - 1) <= near or abs(norm / largest - 1) <= near for norm in said):
+    if all(abs(norm - held_norm) <= near * held_norm or abs(norm - largest) <= near * largest for norm in said):
         return  # the second is the norm of the largest element
     text = f"the ranks hold gradients of norm {held_norm:.6g} and clip by {_listed(sorted({*said}))}"
     if max(said) > min(said) * (1 + near):

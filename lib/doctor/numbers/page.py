@@ -109,6 +109,7 @@ def _table(shares: list[Share]) -> list[str]:
     lines += [f"  … and {counted(number, f'more {word}')}" for number, word in more if number > 0]
     if healthy := len(by_name) - len(names):
         lines.append(f"  {counted(healthy, 'tensor')} as in the reference")
+    lines.append("  apart: distance from the right one, as a fraction of it; allowed: so much may be rounding")
     return lines
 
 
@@ -121,10 +122,10 @@ def _hidden(found: Comparison) -> list[str]:
     allowed = [found.allowed[kind] for kind in ("gradients", "clipped") if kind in found.allowed]
     if not allowed or max(allowed) < 1e-8:
         return []
-    known, narrow = f"less than {max(allowed):.1g} of a gradient", "sums in the type of the program"
+    known, narrow = f"less than {max(allowed):.1g} of a gradient", "gradients added in the program's own type"
     how = f", {TIMES:.0f} times the rounding of one process"
     if found.exact is None:
-        known, narrow = f"less than {UNKNOWN:.0%} of a gradient", "sums in a narrower type"
+        known, narrow = f"less than {UNKNOWN:.0%} of a gradient", "gradients added in a narrower type"
         how = "; one process in a wider type (--exact) shows how large rounding is"
     later = f"less than {ROUGHLY:.0%} of an update {'after step 1' if found.ours.whole else ''}".rstrip()
     return ["", *_filled([f"hidden by rounding: {known}{how}; {narrow}; {later}"])]

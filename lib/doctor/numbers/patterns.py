@@ -150,7 +150,8 @@ def _copies(pattern: Pattern) -> Said | None:
     axis = sorted({axis for share in differ for axis in share.copies_differ})[0]
     apart = {share.name for share in differ if axis in share.copies_differ}
     held = {share.name for share in pattern.shares if axis in share.copies}
-    text = f"ranks that hold the same disagree along {axis}, in {len(apart)} of {counted(len(held), 'tensor')}"
+    shared = f"the {counted(len(held), 'tensor')} that they share"
+    text = f"ranks that hold the same disagree along {axis}, in {len(apart)} of {shared}"
     if pattern.kind != "gradients":
         return "copies step apart", f"{text}: before the clip they agreed, so they clip or step differently"
     full = {share.name for share in pattern.shares if len(share.copies) == len(pattern.sizes)}
@@ -164,8 +165,8 @@ def _copies(pattern: Pattern) -> Said | None:
             "lacks a sum in backward, as a column-parallel layer does without its f",
         )
     few = ", ".join(sorted(apart)[:3]) + ", …" * (len(apart) > 3)
-    which = "in none is there a sum" if apart == held else f"{few}: these lack their sum"
-    return "missing sum", f"{text}; {which} along {axis}{_adds_up(pattern, axis, apart)}"
+    which = "all" if apart == held else few
+    return "missing sum", f"{text}; the sum along {axis} is missing in {which}{_adds_up(pattern, axis, apart)}"
 
 
 def _adds_up(pattern: Pattern, axis: str, names: set[str]) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable
 from typing import Any
 
@@ -10,13 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from lib.doctor.numbers.names import Names, plain_name
-from lib.doctor.numbers.recorded_numbers import Numbers, Part
+from lib.doctor.numbers.recorded_numbers import Numbers, Part, check_sum
 from lib.doctor.numbers.region import Region
 from lib.doctor.numbers.sketch import draws_of, sums_of
 from lib.doctor.numbers.torch_insides import CannotSee, is_dtensor, region_of_dtensor, regions_of_fsdp1
 
 # name, tensor → whole name, dim or None, index (or ranges along dim), of how many (or the whole size along dim)
 CutFunction = Callable[[str, Tensor], tuple[str, int | None, int | list[tuple[int, int]], int]]
+FORM = "(whole name, dim or None, index or [(start, stop), …], of)"
 
 
 class Parts:
@@ -33,7 +33,7 @@ class Parts:
         for module in names.modules:
             self._of_fsdp1 |= {plain_name(name): region for name, region in regions_of_fsdp1(module).items()}
         self._like: dict[str, set[Region]] = {}
-        self._draws: dict[tuple[str, Region], Tensor] = {}
+        self._draws: dict[Region, Tensor] = {}
         if like is not None and not sketch:
             raise CannotSee("like= has a meaning only with sketch=True: a whole recording has every element")
         for rank in like.ranks if like else []:
@@ -42,7 +42,16 @@ class Parts:
 
     def whole_name(self, name: str, parameter: nn.Parameter) -> str:
         """The name in one process."""
-        return self._cut(name, parameter)[0] if self._cut else name
+        return self._said(name, parameter)[0]
+
+    def _said(self, name: str, parameter: nn.Parameter) -> tuple[str, Any, Any, Any]:
+        """The answer of the user's function; without one, a tensor is a copy."""
+        if self._cut is None:
+            return name, None, 0, 1
+        said = self._cut(name, parameter)
+        if not isinstance(said, tuple | list) or len(said) != 4 or not isinstance(said[0], str):
+            raise CannotSee(f"cut({name!r}, …) returned {said!r}, which is not {FORM}")
+        return tuple(said)
 
     def part(self, name: str, parameter: nn.Parameter, tensor: Tensor) -> tuple[str, Part]:
         """The whole name, and what this rank has of a tensor of a parameter: the weight or the gradient."""
@@ -54,7 +63,7 @@ class Parts:
         elif name in self._of_fsdp1:
             region = self._of_fsdp1[name]
         else:
-            region = self._region(name, tensor)
+            region = self._region(name, parameter, tensor)
         if not tensor.is_floating_point():
             raise CannotSee(
                 f"{name} has elements of type {tensor.dtype}: only real floating-point tensors are compared. Give "
@@ -67,16 +76,14 @@ class Parts:
             )
         return whole_name, self._stored(whole_name, region, tensor)
 
-    def _region(self, name: str, tensor: Tensor) -> Region:
-        """Of a plain tensor: what the user's function says, or all of it."""
-        if self._cut is None:
-            return Region.whole(tuple(tensor.shape))
-        said = self._cut(name, tensor)
+    def _region(self, name: str, parameter: nn.Parameter, tensor: Tensor) -> Region:
+        """Of a plain tensor: the answer of the user's function, or all of it."""
+        said = self._said(name, parameter)
+        _, dim, index, of = said
+        shape = list(tensor.shape)
+        if dim is None:
+            return Region.whole(tuple(shape))
         try:
-            _, dim, index, of = said
-            shape = list(tensor.shape)
-            if dim is None:
-                return Region.whole(tuple(shape))
             dim = range(tensor.ndim)[dim]
             if isinstance(index, int):
                 ranges = [(index * shape[dim], (index + 1) * shape[dim])]
@@ -85,8 +92,7 @@ class Parts:
                 ranges = [(int(start), int(stop)) for start, stop in index]
                 shape[dim] = of
         except (TypeError, ValueError, IndexError):
-            form = "(whole name, dim or None, index or [(start, stop), …], of)"
-            raise CannotSee(f"cut({name!r}, …) returned {said!r}, which is not {form}") from None
+            raise CannotSee(f"cut({name!r}, …) returned {said!r}, which is not {FORM}") from None
         region = Region.along(tuple(shape), dim, ranges)
         if fault := region.fault():
             raise CannotSee(f"cut({name!r}, …) returned {said!r}: along dimension {dim} it {fault}")
@@ -94,25 +100,27 @@ class Parts:
 
     def _stored(self, name: str, region: Region, tensor: Tensor) -> Part:
         values = tensor.detach().flatten().cpu().clone()
+        if torch.finfo(values.dtype).bits < 16:
+            values = values.float()  # float8 can do nothing but be stored
         others = {}
         if self.sketch and region.is_whole:
             for other in self._like.get(name, set()) - {region}:
-                others[other] = self._sums(other.take(values), other, name)
+                others[other] = self._sums(other.take(values), other)
         return Part(
             region=region,
             dtype=str(tensor.dtype),
-            values=self._sums(values, region, name) if self.sketch else values,
+            values=self._sums(values, region) if self.sketch else values,
             square=torch.linalg.vector_norm(values, dtype=torch.float64).item() ** 2,
             largest=values.abs().max().item() if len(values) else 0.0,
-            bits=zlib.crc32((values + 0).view(torch.uint8).numpy()),  # + 0: -0 is a zero, too
+            bits=check_sum(values),
             others=others,
         )
 
-    def _sums(self, values: Tensor, region: Region, name: str) -> Tensor:
-        """The 64 sums; what is drawn for them takes longer than the sums, so it is kept: a byte an element."""
-        if (name, region) not in self._draws:
-            self._draws[name, region] = draws_of(region, name)
-        return sums_of(values, self._draws[name, region])
+    def _sums(self, values: Tensor, region: Region) -> Tensor:
+        """The 64 sums; the draws for them take longer than the sums, so they are kept: a byte an element."""
+        if region not in self._draws:
+            self._draws[region] = draws_of(region)
+        return sums_of(values, self._draws[region])
 
 
 def _reduced(tensor: Any) -> Any:

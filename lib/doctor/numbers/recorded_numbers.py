@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,11 @@ KINDS = ("weights", "gradients", "clipped", "updates")
 CLOCKS_S = 60.0  # clocks of hosts may differ by so much
 
 
+def check_sum(values: Tensor) -> int:
+    """A number that differs where a bit does, except for the sign of a zero."""
+    return zlib.crc32((values + 0).view(torch.uint8).numpy())
+
+
 @dataclass
 class Part:
     """What a rank has of a tensor.
@@ -28,7 +34,7 @@ class Part:
         values: its elements, flattened; or their 64 sums.
         square: the sum of all squares.
         largest: the largest magnitude.
-        bits: a check sum of the elements, None if they were never together; equal copies have equal ones.
+        bits: a check sum of the elements, of a difference of sums that of the sums; equal copies have equal ones.
         others: in one process, the 64 sums of regions that a parallel run cuts.
     """
 
@@ -37,7 +43,7 @@ class Part:
     values: Tensor
     square: float
     largest: float
-    bits: int | None
+    bits: int
     others: dict[Region, Tensor] = field(default_factory=dict)
 
     def minus(self, before: Part) -> Part:
@@ -46,13 +52,7 @@ class Part:
         values = self.values.double() - before.values.double()
         norm = torch.linalg.vector_norm(values).item()
         largest = values.abs().max().item() if len(values) else 0.0
-        return Part(self.region, self.dtype, values, norm**2, largest, None, others)
-
-    def same_bits(self, other: Part) -> bool:
-        """Whether two copies are equal in each bit."""
-        if self.bits is None or other.bits is None:
-            return torch.equal(self.values, other.values)
-        return self.bits == other.bits
+        return Part(self.region, self.dtype, values, norm**2, largest, check_sum(values), others)
 
 
 @dataclass
@@ -79,7 +79,10 @@ class StepNumbers:
 
 @dataclass
 class RankNumbers:
-    """All steps of a rank, and where it stands. `axes`: name → (index, size); `rows`: axis → own, same or parts."""
+    """All steps of a rank, and its place.
+
+    `axes`: name → (index, size); `rows`: axis → own, same or parts; `buffers`: small ones, before the first step.
+    """
 
     rank: int
     world: int
@@ -90,6 +93,7 @@ class RankNumbers:
     optimizer: str
     device: str
     left_out: list[str]
+    buffers: dict[str, Tensor]
     began_s: float
     ended_s: float = 0.0
     steps: list[StepNumbers] = field(default_factory=list)
@@ -178,6 +182,8 @@ def _check_rank(rank: RankNumbers) -> None:
     words = [rank.optimizer, rank.device, *rank.left_out, *rank.aliases, *rank.aliases.values()]
     if not all(isinstance(word, str) for word in words) or not isinstance(rank.aliases, dict):
         raise ValueError("its names are no words")
+    if not all(isinstance(buffer, Tensor) for buffer in rank.buffers.values()):
+        raise ValueError("its buffers are no tensors")
     if not rank.steps or not all(isinstance(second, float) for second in (rank.began_s, rank.ended_s)):
         raise ValueError("it has no steps, or no time")
     if rank.rows.keys() != rank.axes.keys() or not all(index < size for index, size in rank.axes.values()):
@@ -201,9 +207,11 @@ def _step(plain: dict[str, Any], whole: bool) -> StepNumbers:
     if not all(isinstance(options, dict) for options in (*step.options.values(), *step.buffers.values())):
         raise ValueError("options or buffers are none")
     for buffer in step.buffers.values():
-        numbers = [buffer["sum"], buffer["signed"], buffer["size"]]
+        numbers = [buffer["sum"], buffer["signed"], buffer["size"], float(buffer["floating"])]
         if not all(isinstance(number, float) for number in numbers) or not isinstance(buffer["shape"], list):
             raise ValueError("a buffer has no sums")
+    if not all(isinstance(shape, list) for shape in step.row_shapes):
+        raise ValueError("rows have no shapes")
     return step
 
 

@@ -7,9 +7,9 @@ times its stride. Any two regions, of any two layouts, then speak of the same po
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterator
+from itertools import pairwise, product
 from typing import NamedTuple
 
 import torch
@@ -78,8 +78,11 @@ class Region(NamedTuple):
         if len(self.ranges) != len(self.grid):
             return f"has ranges along {len(self.ranges)} dimensions of {len(self.grid)}"
         for size, ranges in zip(self.grid, self.ranges, strict=True):
+            ordered = sorted(ranges)
             if not all(0 <= start <= stop <= size for start, stop in ranges):
                 return f"has indices {list(ranges)} of {size}"
+            if any(before[1] > after[0] for before, after in pairwise(ordered)):
+                return f"has an index twice, in {list(ranges)}"
         return None
 
     def take(self, whole: Tensor) -> Tensor:
@@ -93,7 +96,7 @@ class Region(NamedTuple):
     def put(self, values: Tensor, whole: Tensor) -> None:
         """Write the elements of this region into a flattened whole tensor."""
         held, grid = values.view(self.sizes), whole.view(self.grid)
-        for piece in itertools.product(*map(_with_offsets, self.ranges)):
+        for piece in product(*map(_with_offsets, self.ranges)):
             there = tuple(slice(start, stop) for start, stop, _ in piece)
             here = tuple(slice(offset, offset + stop - start) for start, stop, offset in piece)
             grid[there] = held[here]

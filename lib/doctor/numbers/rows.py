@@ -41,7 +41,9 @@ def hashes_of_rows(batch: Sequence[Tensor]) -> Tensor:
     """Of a batch of tensors with B rows: B numbers, from all elements of a row and their places in it."""
     found = torch.zeros(len(batch[0]) if batch else 0, dtype=torch.int64)
     for tensor in batch:
-        elements = _words(tensor).reshape(len(tensor), -1)
+        elements = (
+            _words(tensor).view(len(tensor), -1) if tensor.numel() else _words(tensor).new_zeros(len(tensor), 1)
+        )
         places = mixed(torch.arange(elements.shape[1]))
         found = mixed(found * 31 + mixed(elements ^ places).sum(dim=1))
     return found

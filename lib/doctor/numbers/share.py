@@ -137,14 +137,16 @@ def shares(sides: Sides, kind: str) -> Compared:
             clear = _clear(sides, held)
             mine, wanted = _but_for_the_type(sides, held, mine, wanted)[clear], wanted[clear]
             elements *= len(mine) / len(clear)
-        if allowed is math.inf or not len(mine):
+        if not len(mine) or allowed is math.inf:
             found.unseen.append(held.name)
-            if not differ[i]:
-                continue  # copies must have the same bits, whatever may be said of their values
+            allowed = ROUGHLY  # of what it cannot see: copies with different bits, NaN, a step far too large
+            if not len(mine):
+                mine, wanted = held.part.values[:0].double(), wanted[:0]
         size = _norm(truth[held.name]) * math.sqrt(elements / held.part.region.of)
         share, apart, rest = _measured(mine, wanted, size or usual * math.sqrt(elements))
         is_small = rms(truth[held.name]) < sides.zero * usual and rms(mine) < ZERO * usual
-        if kind != "updates" and is_small and (sides.zero < ZERO or apart <= allowed or rest > allowed):
+        is_small = is_small and kind != "updates" and (kind != "weights" or sides.step > 0)
+        if is_small and not differ[i] and (sides.zero < ZERO or apart <= allowed or rest > allowed):
             found.zeros.append(held.name)
             if sides.zero == ZERO and apart > allowed:
                 found.doubtful.append(held.name)
@@ -263,25 +265,20 @@ def _is_owned(sides: Sides, kind: str, held: Held) -> bool:
 
 def copies_along(run: Numbers, parts: list[Held]) -> tuple[list[tuple[str, ...]], list[tuple[str, ...]]]:
     """Of each part: the axes along which ranks that hold the same have different bits, and all such axes."""
-    holders: dict[tuple, list[int]] = {}
+    lines: dict[tuple, list[int]] = {}  # parts that hold the same, on ranks that differ in one coordinate only
     for i, held in enumerate(parts):
-        holders.setdefault((held.name, held.part.region), []).append(i)
+        where = run.ranks[held.rank].axes
+        for axis in where:
+            rest = tuple(place for name, place in where.items() if name != axis)
+            lines.setdefault((held.name, held.part.region, axis, rest), []).append(i)
     differ: list[set[str]] = [set() for _ in parts]
     same: list[set[str]] = [set() for _ in parts]
-    for copies in holders.values():
-        for i in copies:
-            for j in copies:
-                axis = _axis_between(run, parts[i].rank, parts[j].rank)
-                if axis is None:
-                    continue
-                same[i].add(axis)
-                if not parts[i].part.same_bits(parts[j].part):
-                    differ[i].add(axis)
+    for (_, _, axis, _), line in lines.items():
+        if len({parts[i].rank for i in line}) < 2:
+            continue
+        varies = len({parts[i].part.bits for i in line}) > 1
+        for i in line:
+            same[i].add(axis)
+            if varies:
+                differ[i].add(axis)
     return [tuple(sorted(axes)) for axes in differ], [tuple(sorted(axes)) for axes in same]
-
-
-def _axis_between(run: Numbers, a: int, b: int) -> str | None:
-    """The one axis along which two ranks are neighbours, or None."""
-    here, there = run.ranks[a].axes, run.ranks[b].axes
-    along = [axis for axis in here if here[axis] != there[axis]]
-    return along[0] if len(along) == 1 else None

@@ -9,7 +9,7 @@ distances are the same operations on either.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from lib.doctor.numbers.recorded_numbers import Numbers, Part, StepNumbers
 from lib.doctor.numbers.region import Region
+from lib.runtime.words import counted
 
 
 class Held(NamedTuple):
@@ -132,18 +133,21 @@ def _sums(parts: list[Held]) -> Tensor | None:
 
 
 def shared_names(one: Numbers, *others: Numbers) -> dict[str, str]:
-    """Names of tied tensors, in any of the runs → the name that the first run has; any of them where it has several."""
+    """Names of tied tensors, in any of the runs → the name that the first run has."""
+    aliases = [rank.aliases for run in (one, *others) for rank in run.ranks]
+    return names_of_ties(aliases, [name for rank in one.ranks for name in rank.steps[0].tensors["weights"]])
+
+
+def names_of_ties(aliases: Iterable[dict[str, str]], own: list[str]) -> dict[str, str]:
+    """All names of a tied tensor → the first of them in a list of names, or any."""
     groups: list[set[str]] = []
-    for run in (one, *others):
-        for rank in run.ranks:
-            for pair in rank.aliases.items():
-                joined = {*pair}.union(*(group for group in groups if group & {*pair}))
-                groups = [group for group in groups if not group & joined] + [joined]
-    own = [name for rank in one.ranks for name in rank.steps[0].tensors["weights"]]
+    for of_rank in aliases:
+        for pair in of_rank.items():
+            joined = {*pair}.union(*(group for group in groups if group & {*pair}))
+            groups = [group for group in groups if not group & joined] + [joined]
     found = {}
     for group in groups:
-        first = next((name for name in own if name in group), min(group))
-        found |= dict.fromkeys(group, first)
+        found |= dict.fromkeys(group, next((name for name in own if name in group), min(group)))
     return found
 
 
@@ -156,7 +160,8 @@ def check_same_model(one: Numbers, second: Numbers, aliases: dict[str, str]) -> 
         )
     if one.steps != second.steps:
         raise ValueError(
-            f"{one.folder} has {one.steps} steps, {second.folder} has {second.steps}: record both with the same steps="
+            f"{one.folder} has {counted(one.steps, 'step')}, {second.folder} has {second.steps}: watch both "
+            "with the same steps="
         )
     shapes = [dict(_shapes(run, aliases)) for run in (one, second)]
     for mine, theirs, here, there in ((*shapes, one, second), (*reversed(shapes), second, one)):

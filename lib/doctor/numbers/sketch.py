@@ -2,7 +2,7 @@
 
 The problem: all gradients, weights and updates of a 7B model are 108 GB a step in float32.
 The idea: a count sketch (Charikar, Chen and Farach-Colton 2002). Each element is added to one of 64 sums, with a sign;
-which sum and which sign is drawn from the tensor's name and the element's position in the whole tensor, so every
+which sum and which sign is drawn from the tensor's shape and the element's position in the whole tensor, so every
 layout draws the same. Sums are linear: those of shards add up to those of the whole tensor, and the sums of a
 difference are the difference of the sums. Products and distances of sketches are right on average, to about a tenth.
 """
@@ -27,13 +27,12 @@ def mixed(numbers: Tensor) -> Tensor:
     return z ^ (z >> 16)
 
 
-def draws_of(region: Region, name: str) -> Tensor:
+def draws_of(region: Region) -> Tensor:
     """For each element of a region, in its order: twice the number of its sum, plus 1 if it is subtracted; uint8.
 
-    Args:
-        name: of the whole tensor: it seeds them.
+    The shape of the whole tensor seeds them. Its name could not: a tied weight has two.
     """
-    seed, found = zlib.crc32(name.encode()), [torch.empty(0, dtype=torch.uint8)]
+    seed, found = zlib.crc32(repr(region.shape).encode()), [torch.empty(0, dtype=torch.uint8)]
     for positions in region.chunks_of_positions():
         # Of a position beyond 32 bits, the upper half changes the seed.
         drawn = mixed(positions ^ mixed((positions >> 32) + seed))

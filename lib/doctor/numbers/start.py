@@ -10,17 +10,18 @@ from torch import Tensor, nn
 from lib.doctor.numbers.links import has_parts, own_place
 from lib.doctor.numbers.names import Names
 from lib.doctor.numbers.recorded_numbers import Numbers, read_numbers
-from lib.doctor.numbers.side_by_side import Side
+from lib.doctor.numbers.side_by_side import Side, names_of_ties
 from lib.doctor.numbers.torch_insides import is_dtensor
+from lib.runtime.words import counted
 
 
-def start_from(folder: str | Path, model: nn.Module, steps: int = 1) -> list[tuple[Tensor, ...]]:
+def start_from(folder: str | Path, model: nn.Module, steps: int | None = None) -> list[tuple[Tensor, ...]]:
     """Give a model in one process the weights with which a recorded run began, and return that run's batches.
 
     Args:
         folder: of the parallel run, which called `batch`.
         model: in one process, with the names of whole tensors; weights are copied into it, and small buffers.
-        steps: of how many steps.
+        steps: of how many steps; by default of all that were recorded.
 
     Returns:
         The global batch of each step: what was given to `batch`, from all replicas, rows along the first dimension.
@@ -31,18 +32,16 @@ def start_from(folder: str | Path, model: nn.Module, steps: int = 1) -> list[tup
     run = read_numbers(folder)
     if not run.whole:
         raise ValueError(f"{folder} has sums, not elements: start both runs from one checkpoint")
-    if steps > run.steps:
-        raise ValueError(f"{folder} has {run.steps} steps, not {steps}")
+    if steps is not None and steps > run.steps:
+        raise ValueError(f"{folder} has {counted(run.steps, 'step')}, not {steps}")
     _load(run, model)
-    return [_global_batch(run, step) for step in range(steps)]
+    return [_global_batch(run, step) for step in range(steps or run.steps)]
 
 
 @torch.no_grad()
 def _load(run: Numbers, model: nn.Module) -> None:
     names = Names([model])
-    aliases = dict(names.aliases)
-    for rank in run.ranks:
-        aliases |= rank.aliases
+    aliases = names_of_ties([names.aliases, *(rank.aliases for rank in run.ranks)], list(names.parameters))
     weights = Side(run, 0, aliases).vectors("weights")
     parameters = {aliases.get(name, name): parameter for name, parameter in names.parameters.items()}
     if odd := sorted(parameters.keys() ^ weights.keys()):
@@ -56,10 +55,10 @@ def _load(run: Numbers, model: nn.Module) -> None:
                 f"{run.folder}: a different model, or not one process"
             )
         parameter.copy_(weights[name].view(parameter.shape))
+    recorded = {name: buffer for rank in reversed(run.ranks) for name, buffer in rank.buffers.items()}
     for name, buffer in names.buffers.items():
-        recorded = run.ranks[0].steps[0].buffers.get(name)
-        if recorded and recorded["values"] is not None and recorded["values"].shape == buffer.shape:
-            buffer.copy_(recorded["values"])
+        if name in recorded and recorded[name].shape == buffer.shape:
+            buffer.copy_(recorded[name])
 
 
 def _global_batch(run: Numbers, step: int) -> tuple[Tensor, ...]:

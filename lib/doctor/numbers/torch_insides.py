@@ -50,7 +50,7 @@ def region_of_dtensor(tensor: Any) -> Region:
     """
     mesh, where = tensor.device_mesh, tensor.device_mesh.get_coordinate()
     if where is None:
-        return Region.along(tuple(tensor.shape), 0, [])  # this rank is not part of the mesh
+        return Region.span(tuple(tensor.shape), 0, 0)  # this rank is not part of the mesh
     index: dict[int, Tensor] = {}
     for axis, placement in enumerate(tensor.placements):
         dim = getattr(placement, "dim", None)

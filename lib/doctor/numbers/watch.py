@@ -26,6 +26,7 @@ from lib.doctor.numbers.rows import hashes_of_places, hashes_of_rows, tensors_wi
 from lib.doctor.numbers.torch_insides import CannotSee, is_dtensor
 
 _NOT_OPTIONS = {"params", "foreach", "fused", "capturable", "differentiable", "initial_lr", "param_names"}
+SMALL = 1 << 16  # elements of a buffer that is stored
 
 
 def watch(
@@ -46,7 +47,7 @@ def watch(
     Args:
         folder: each rank writes `rankN.pt` there. None: nothing is recorded, and no hook is installed.
         model: as it is trained, wrapped or not; or the stages of this rank.
-        optimizer: that steps it, or a wrapper with the optimizer as `.optimizer`; or several that step one by one.
+        optimizer: that steps it, or a wrapper with the optimizer as `.optimizer`; or several, which all step once.
         axes: axis → (index of this rank, size), such as {"dp": (0, 2), "tp": (1, 2)}, or a DeviceMesh whose axes have
             names. DDP, FSDP and DTensors say theirs themselves.
         rows: axis → "own", "same" or "parts": which rows of a batch its ranks read. Needed only for axes with unusual
@@ -96,6 +97,8 @@ def _optimizers(given: Any) -> list[Optimizer]:
         if not isinstance(one, Optimizer):
             raise CannotSee(f"{type(one).__name__} is no torch.optim.Optimizer, and has none as .optimizer")
         found.append(one)
+    if not found:
+        raise CannotSee("watch() got no optimizer")
     return found
 
 
@@ -133,16 +136,19 @@ class Watch:
             axes=axes,
             rows=rows,
             whole=not parts.sketch,
-            aliases=names.aliases,
+            aliases={self._whole_name(name): self._whole_name(first) for name, first in names.aliases.items()},
             optimizer=" and ".join(sorted({type(one).__name__ for one in optimizers})),
             device=first.device.type,
             left_out=names.left_out,
+            buffers={}
+            if parts.sketch
+            else {name: b.detach().cpu().clone() for name, b in self._buffers() if _is_small(b)},
             began_s=time.time(),
         )
-        self._step, self._stepped = StepNumbers(), 0
+        self._step, self._stepped, self._depth = StepNumbers(), set(), 0
         self._unsettled = None  # whose weights something may still write after the optimizer
         self._recording = True
-        self._hooks = [optimizers[0].register_step_pre_hook(self._before)]
+        self._hooks = [one.register_step_pre_hook(self._before_one) for one in optimizers]
         self._hooks += [one.register_step_post_hook(self._after_one) for one in optimizers]
 
     def batch(self, *batch: Any) -> None:
@@ -174,21 +180,32 @@ class Watch:
         if self._recording:
             self._step.norm = _number(norm)
 
-    def _before(self, _: Optimizer, args: tuple[Any, ...], options: dict[str, Any]) -> None:
+    def _before_one(self, optimizer: Optimizer, args: tuple[Any, ...], options: dict[str, Any]) -> None:
+        """An optimizer is about to step, or, in a subclass, to call the step of its parent."""
+        self._depth += 1
+        if self._depth > 1:
+            return
+        if id(optimizer) in self._stepped:  # once more, before all others have: that is the next step
+            self._after()
+        if not self._stepped and self._recording:
+            closure = args[1] if len(args) > 1 else options.get("closure")
+            self._before(bool(closure))
+
+    def _before(self, closure: bool) -> None:
         """The first optimizer is about to step. With a closure, as Lightning's, its step begins with the backward."""
-        closure = args[0] if args else options.get("closure")
         self._step.tensors["clipped"] = {} if closure else self._stored(self._gradient)
         self._step.tensors["weights"] = weights = self._stored(lambda parameter: parameter)
         self._settle(weights)
         self._step.options, self._step.strangers = dict(self._options()), self._strangers()
-        self._step.buffers = {name: buffer_sums(_local(buffer)) for name, buffer in self._names.buffers.items()}
+        self._step.buffers = {name: buffer_sums(_local(buffer)) for name, buffer in self._buffers()}
 
-    def _after_one(self, *_: Any) -> None:
-        self._stepped += 1
-        if self._stepped == len(self._optimizers):
-            self._after()
+    def _after_one(self, optimizer: Optimizer, *_: Any) -> None:
+        self._depth -= 1
+        if self._depth == 0 and self._recording:
+            self._stepped.add(id(optimizer))
+            if len(self._stepped) == len(self._optimizers):
+                self._after()
 
-    @torch.no_grad()
     def _after(self) -> None:
         """All optimizers have stepped."""
         tensors = self._step.tensors
@@ -202,7 +219,7 @@ class Watch:
                 "say where gradients are, as in gradient=lambda p: p.main_grad"
             )
         self._rank.steps.append(self._step)
-        self._unsettled, self._step, self._stepped = self._step, StepNumbers(), 0
+        self._unsettled, self._step, self._stepped = self._step, StepNumbers(), set()
         self._write_updates(self._stored(lambda parameter: parameter))
         if len(self._rank.steps) == self._wanted:
             self._stop()
@@ -244,6 +261,15 @@ class Watch:
                     if name := names.get(id(parameter)):
                         yield self._parts.whole_name(name, parameter), plain
 
+    def _buffers(self) -> Iterator[tuple[str, Tensor]]:
+        """Those whose names are those of one process: cut() renames parameters only."""
+        if all(self._whole_name(name) == name for name in self._names.parameters):
+            yield from self._names.buffers.items()
+
+    def _whole_name(self, name: str) -> str:
+        """The name in one process, also of the second name of a tied parameter."""
+        return self._parts.whole_name(name, self._names.parameters[self._names.aliases.get(name, name)])
+
     def _strangers(self) -> int:
         """How many tensors the optimizers step that are no parameters of the model."""
         known = {id(parameter) for parameter in self._names.parameters.values()}
@@ -258,6 +284,10 @@ def _plain(option: Any) -> Any:
     if isinstance(option, tuple | list):
         return [_plain(one) for one in option]
     return option if isinstance(option, bool | int | float | str | None) else str(option)
+
+
+def _is_small(buffer: Tensor) -> bool:
+    return not is_dtensor(buffer) and buffer.numel() <= SMALL
 
 
 def _local(tensor: Tensor) -> Tensor:
