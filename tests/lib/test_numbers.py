@@ -12,7 +12,7 @@ from tests.lib.foreign.mistakes import MISTAKES, REFUSED
 from tests.lib.foreign.run import Case, record
 from tests.lib.foreign.training import Settings, Training
 
-PARTS = 6  # each starts its ranks once
+PARTS = 10  # each starts its ranks once
 FEW = pytest.mark.thorough("more programs", keep=1)
 # What is planted, and too small for a narrow type: said on every page (`hidden by rounding`).
 HIDDEN = {
@@ -94,7 +94,7 @@ def test_one_process_starts_from_the_recording_of_any_layout(case, tmp_path):
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.fill_(7.0)
-    ((x, y),) = start_from(tmp_path / case.folder, model)
+    (x, y), _ = start_from(tmp_path / case.folder, model)
     wanted = read_numbers(tmp_path / case.alone.folder).ranks[0].steps[0]
     for name, parameter in model.named_parameters():
         assert torch.equal(parameter.flatten(), wanted.tensors["weights"][name].values), name
@@ -130,7 +130,7 @@ def test_sums_say_the_same(layout, monkeypatch, tmp_path):
         assert found.exit_code == 0 and not found.not_seen, page_of_numbers(found)
 
 
-@FEW
+@pytest.mark.thorough("all mistakes once more, in sums")
 @pytest.mark.parametrize("part", range(PARTS))
 def test_sums_find_the_mistakes(part, monkeypatch, tmp_path):
     """But for which of two fused matrices a wrong piece is from."""
