@@ -8,6 +8,7 @@ from torch import nn
 
 from lib.doctor.numbers import CannotSee, compare_numbers, read_numbers, start_from, watch
 from lib.doctor.numbers.names import Names
+from lib.doctor.numbers.recorded_numbers import check_sum
 from lib.doctor.numbers.rows import hashes_of_rows
 
 
@@ -337,3 +338,17 @@ def test_sums_do_not_depend_on_which_name_of_a_tie_comes_first(tmp_path):
     one, two = ({"model": Tied(*names), "sketch": True} for names in (("a", "b"), ("b", "a")))
     said, found = causes(tmp_path, one, two)
     assert said == [] and found.exit_code == 0
+
+
+def test_copies_that_differ_are_found(tmp_path):
+    """In the last bit of one element, on one of two ranks."""
+    one = trained(tmp_path / "one")
+    trained(tmp_path / "two", axes={"dp": (0, 2)})
+    plain = torch.load(tmp_path / "two" / "rank0.pt") | {"world": 2}
+    torch.save(plain, tmp_path / "two" / "rank0.pt")
+    gradient = plain["steps"][0]["tensors"]["gradients"]["first.weight"]
+    gradient["values"][0] = torch.nextafter(gradient["values"][0], torch.tensor(9.0).double())
+    gradient["bits"] = check_sum(gradient["values"])
+    torch.save(plain | {"rank": 1, "axes": {"dp": (1, 2)}}, tmp_path / "two" / "rank1.pt")
+    (found,) = compare_numbers(one, read_numbers(tmp_path / "two")).findings
+    assert (found.link, found.cause) == ("gradients", "missing sum")
