@@ -13,7 +13,8 @@ from course.check.source import Notebook
 _SUSPICIOUS = {
     "course": r"(?m)^(?!from course\.check import check(?:, hint)?(?:, progress)?$"
     r"|from course\.check\.bill import bill$|from course\.check\.refusals import broken_layouts$"
-    r"|from course\.practise import sick_run$|from course\.check\.two_nodes import two_nodes$)"
+    r"|from course\.practise import sick_run$|from course\.practise\.foreign import page_of_program$"
+    r"|from course\.check\.two_nodes import two_nodes$)"
     r"[^\n]*\bcourse\s*\.\s*(?:check|exercises|practise|grade|release)\b"
     r"|from\s+course\s+import|\bimport\s[^\n]{0,80}\bcourse\s*(?:[,;#]|as\b|$)"
     r"|\bcourse\s*/\s*\w|[\"']check[\"']|[\"']course[\"'](?!, \"book\"\):$)|getattr\(\s*course\b",
