@@ -8,6 +8,11 @@ def counted(number: int, what: str) -> str:
     return f"{number} {what}{'s' * (number != 1)}"
 
 
+def few(names: Sequence[str]) -> str:
+    """The first three of some names, and dots for the rest."""
+    return ", ".join(names[:3]) + ", …" * (len(names) > 3)
+
+
 def aligned(rows: Iterable[Sequence[str]]) -> list[str]:
     """Lines with columns as wide as their widest cell."""
     columns = [[cell.rjust(max(map(len, column))) for cell in column] for column in zip(*rows, strict=True)]

@@ -23,7 +23,7 @@ from lib.doctor.numbers.patterns import Pattern, Said, said_of
 from lib.doctor.numbers.recorded_numbers import KINDS, Numbers
 from lib.doctor.numbers.share import Share, Sides, shares
 from lib.doctor.numbers.side_by_side import Side, check_same_model, shared_names
-from lib.runtime.words import counted
+from lib.runtime.words import counted, few
 
 CHAIN = ("weights", "data", "loss", "gradients", "norm", "clipped", "options", "updates", "buffers")
 MOST_DOUBTFUL = 0.1  # of all tensors: the bias of keys is one of about twelve in a block
@@ -115,7 +115,7 @@ def _note_types(found: Comparison, sides: Sides) -> None:
             f"the weights are {ours} in this run, and {one} in the reference: that rounds differently"
         )
     if names := sorted({name for rank in sides.ours.run.ranks for name in rank.left_out}):
-        found.not_seen.append(f"{counted(len(names), 'frozen parameter')} of integers ({_few(names)})")
+        found.not_seen.append(f"{counted(len(names), 'frozen parameter')} of integers ({few(names)})")
     if strangers := max(step.strangers for step in sides.ours.steps):
         found.not_seen.append(f"{counted(strangers, 'tensor')} of the optimizer that are no parameters of the model")
 
@@ -150,7 +150,7 @@ def _differences(found: Comparison, sides: Sides, link: str) -> list[Said]:
     if link == "loss":
         return list(_loss(found, sides))
     if link == "buffers" and (names := buffers_not_compared(sides)):
-        _once(found.not_seen, f"{counted(len(names), 'buffer')} ({_few(names)}): in a single run, cut, or integers")
+        _once(found.not_seen, f"{counted(len(names), 'buffer')} ({few(names)}): in a single run, cut, or integers")
     rules = {"data": of_data, "norm": of_norm, "options": of_options, "buffers": of_buffers}
     return list(rules[link](sides))
 
@@ -171,7 +171,7 @@ def _tensors(found: Comparison, sides: Sides, kind: str) -> list[Said]:
         found.has_gaps |= len(doubtful) > MOST_DOUBTFUL * len(sides.right.names(kind))
         _once(
             found.not_seen,
-            f"{kind} of {counted(len(doubtful), 'tensor')} ({_few(doubtful)}): they differ, and are so small "
+            f"{kind} of {counted(len(doubtful), 'tensor')} ({few(doubtful)}): they differ, and are so small "
             "that rounding may be the reason; one process in a wider type (--exact) tells",
         )
     if not sides.ours.run.whole and _only_whole_tensors(sides, kind):
@@ -257,20 +257,15 @@ def _is_recorded(found: Comparison, sides: Sides, link: str) -> bool:
 def _note_unseen(found: Comparison, sides: Sides, kind: str, unseen: list[str]) -> None:
     """Say what was not compared; a tensor that one run does not have at all, the pattern says."""
     unseen = list(dict.fromkeys(name for name in unseen if name in sides.right.names(kind)))
-    few = _few(unseen)
     if not unseen:
         return
     found.has_gaps = True
     if kind == "updates":
         why = "smaller than the distance of two neighbouring weights of that type"
-        _once(found.not_seen, f"updates of {counted(len(unseen), 'tensor')} ({few}): {why}")
+        _once(found.not_seen, f"updates of {counted(len(unseen), 'tensor')} ({few(unseen)}): {why}")
     else:
         why = "the sums do not tell all their elements"
-        _once(found.not_seen, f"{kind} of {counted(len(unseen), 'tensor')} ({few}): {why}")
-
-
-def _few(names: list[str]) -> str:
-    return ", ".join(names[:3]) + ", …" * (len(names) > 3)
+        _once(found.not_seen, f"{kind} of {counted(len(unseen), 'tensor')} ({few(unseen)}): {why}")
 
 
 def _once(lines: list[str], line: str) -> None:

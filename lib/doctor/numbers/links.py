@@ -13,7 +13,7 @@ from lib.doctor.numbers.patterns import Said
 from lib.doctor.numbers.recorded_numbers import Numbers, RankNumbers, StepNumbers
 from lib.doctor.numbers.share import Share, Sides
 from lib.runtime.hang import named_ranks
-from lib.runtime.words import counted
+from lib.runtime.words import counted, few
 
 NORM = {torch.float64: 1e-6, torch.float32: 1e-3}  # how exact a norm is; in narrower types 1e-2
 LOSS_WIDE, LOSS = 1e-6, 3e-3
@@ -206,7 +206,7 @@ def of_norm(sides: Sides) -> Iterator[Said]:
     held_norm = math.sqrt(sum(squares.values()))
     if not said or not held_norm:
         return
-    dtypes = {getattr(torch, held.part.dtype.removeprefix("torch.")) for held in gradients}
+    dtypes = {held.part.torch_dtype for held in gradients}
     near = max(NORM.get(dtype, 1e-2) for dtype in dtypes)
     if all(abs(norm - held_norm) <= near * held_norm or abs(norm - largest) <= near * largest for norm in said):
         return  # the second is the norm of the largest element
@@ -239,11 +239,10 @@ def of_options(sides: Sides) -> Iterator[Said]:
     ]
     if missing:
         names = list(dict.fromkeys(held.name for held in missing))
-        few = ", ".join(names[:3]) + ", …" * (len(names) > 3)
         where = named_ranks(sorted({held.rank for held in missing}))
         yield (
             "not in the optimizer",
-            f"{counted(len(names), 'tensor')} ({few}): no optimizer has what {where} hold of it",
+            f"{counted(len(names), 'tensor')} ({few(names)}): no optimizer has what {where} hold of it",
         )
     for key in dict.fromkeys(key for options in right.values() for key in options):
         off = {}

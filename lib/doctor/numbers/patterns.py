@@ -14,7 +14,7 @@ import torch
 
 from lib.doctor.numbers.share import Share, Sides
 from lib.runtime.hang import named_ranks
-from lib.runtime.words import counted
+from lib.runtime.words import counted, few
 
 Said = tuple[str, str]  # cause, sentence
 
@@ -57,8 +57,7 @@ class Pattern:
         """The wrong tensors in words."""
         if self.is_all:
             return "all tensors"
-        few = ", ".join(self.bad[:3]) + ", …" * (len(self.bad) > 3)
-        return f"{len(self.bad)} of {counted(len(self.order), 'tensor')} ({few})"
+        return f"{len(self.bad)} of {counted(len(self.order), 'tensor')} ({few(self.bad)})"
 
 
 def said_of(pattern: Pattern) -> list[Said]:
@@ -108,17 +107,14 @@ def _not_finite(pattern: Pattern) -> Said | None:
 
 def _untied(pattern: Pattern) -> Said | None:
     """One tensor in one process, two here, each with a part of its gradient."""
-    names: dict[str, set[str]] = {}
-    for share in pattern.shares:
-        names.setdefault(share.name, set()).add(share.own_name)
-    for name in pattern.bad:
-        if len(names[name]) > 1 and set(pattern.bad) <= {name}:
-            pair = " and ".join(sorted(names[name]))
-            return (
-                "untied",
-                f"{pair} are one tensor in one process, and here two: each has its own terms of the gradient",
-            )
-    return None
+    if len(pattern.bad) != 1:
+        return None
+    [name] = pattern.bad
+    own_names = sorted({share.own_name for share in pattern.shares if share.name == name})
+    if len(own_names) == 1:
+        return None
+    pair = " and ".join(own_names)
+    return "untied", f"{pair} are one tensor in one process, and here two: each has its own terms of the gradient"
 
 
 def _own_factor_of_each_rank(pattern: Pattern) -> Said | None:
@@ -164,8 +160,7 @@ def _copies(pattern: Pattern) -> Said | None:
             f"{text}, and {len(others)} that are cut along it are wrong as well, up to {last}: the layer after it "
             "lacks a sum in backward, as a column-parallel layer does without its f",
         )
-    few = ", ".join(sorted(apart)[:3]) + ", …" * (len(apart) > 3)
-    which = "all" if apart == held else few
+    which = "all" if apart == held else few(sorted(apart))
     return "missing sum", f"{text}; the sum along {axis} is missing in {which}{_adds_up(pattern, axis, apart)}"
 
 

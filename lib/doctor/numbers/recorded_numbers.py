@@ -46,6 +46,11 @@ class Part:
     bits: int
     others: dict[Region, Tensor] = field(default_factory=dict)
 
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        """The type that `dtype` names; a file is read only if it is a floating-point type."""
+        return getattr(torch, self.dtype.removeprefix("torch."), None)
+
     def minus(self, before: Part) -> Part:
         """The difference of two such parts; of sums it is the sum of differences."""
         others = {region: sums - before.others[region] for region, sums in self.others.items()}
@@ -224,9 +229,8 @@ def _part(plain: dict[str, Any], whole: bool) -> Part:
         raise ValueError(f"a part of {part.region.numel} elements has {list(part.values.shape)}")
     if any(sums.shape != (SUMS,) for sums in part.others.values()):
         raise ValueError("a part has different sums")
-    dtype = getattr(torch, part.dtype.removeprefix("torch."), None)
     is_plain = part.values.layout == torch.strided and part.values.device.type == "cpu"
-    if not is_plain or not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+    if not is_plain or not isinstance(part.torch_dtype, torch.dtype) or not part.torch_dtype.is_floating_point:
         raise ValueError(f"a part has elements of type {part.dtype}, or none")
     part.square, part.largest = float(part.square), float(part.largest)
     return part

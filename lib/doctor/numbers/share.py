@@ -226,8 +226,7 @@ def _by_types(sides: Sides, name: str) -> float:
 def _steps_of_the_type(sides: Sides, name: str) -> Tensor:
     """Of each weight, how far apart neighbouring numbers of its type are: an update cannot be finer."""
     held = next(held for held in sides.ours.held("weights") if held.name == name)
-    dtype = getattr(torch, held.part.dtype.removeprefix("torch."))
-    return torch.finfo(dtype).eps * sides.right.vectors("weights")[name].abs()
+    return torch.finfo(held.part.torch_dtype).eps * sides.right.vectors("weights")[name].abs()
 
 
 def _but_for_the_type(sides: Sides, held: Held, mine: Tensor, wanted: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from lib.doctor.numbers.recorded_numbers import Numbers, Part, StepNumbers
 from lib.doctor.numbers.region import Region
-from lib.runtime.words import counted
+from lib.runtime.words import counted, few
 
 
 class Held(NamedTuple):
@@ -55,7 +55,7 @@ class Side:
         """Name → bits of the narrowest type that a rank has it in."""
         found: dict[str, int] = {}
         for held in self.held(kind):
-            found[held.name] = min(found.get(held.name, 64), torch.finfo(_dtype(held.part.dtype)).bits)
+            found[held.name] = min(found.get(held.name, 64), torch.finfo(held.part.torch_dtype).bits)
         return found
 
     def held(self, kind: str) -> list[Held]:
@@ -102,13 +102,6 @@ class Side:
                 found[held.name, held.part.region] = held.part.values
             self._regions[kind] = found
         return self._regions[kind]
-
-
-def _dtype(name: str) -> torch.dtype:
-    found = getattr(torch, name.removeprefix("torch."), None)
-    if not isinstance(found, torch.dtype) or not found.is_floating_point:
-        raise ValueError(f"a recording has elements of type {name!r}")
-    return found
 
 
 def _elements(parts: list[Held]) -> Tensor:
@@ -166,10 +159,9 @@ def check_same_model(one: Numbers, second: Numbers, aliases: dict[str, str]) -> 
     shapes = [dict(_shapes(run, aliases)) for run in (one, second)]
     for mine, theirs, here, there in ((*shapes, one, second), (*reversed(shapes), second, one)):
         if missing := [name for name in mine if name not in theirs]:
-            few = ", ".join(missing[:3]) + ", …" * (len(missing) > 3)
             raise ValueError(
-                f"{len(missing)} tensors are only in {here.folder} ({few}), not in {there.folder}: a different model, "
-                "or different names, which cut= can give"
+                f"{len(missing)} tensors are only in {here.folder} ({few(missing)}), not in {there.folder}: "
+                "a different model, or different names, which cut= can give"
             )
     for name, shape in shapes[0].items():
         if shapes[1][name] != shape:
