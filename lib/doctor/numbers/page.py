@@ -109,7 +109,7 @@ def _table(shares: list[Share]) -> list[str]:
     lines += [f"  … and {counted(number, f'more {word}')}" for number, word in more if number > 0]
     if healthy := len(by_name) - len(names):
         lines.append(f"  {counted(healthy, 'tensor')} as in the reference")
-    lines.append("  apart: distance from the right one, as a fraction of it; allowed: so much may be rounding")
+    lines.append("  apart: distance from the right one, as a fraction; allowed: for rounding")
     return lines
 
 
