@@ -14,11 +14,13 @@ Must never know an implementation: a plan is compared with a measured run (`test
 published runs (`book.published`), with plans, and with a run on this machine.
 """
 
+from lib.planner.memory import fits, memory_bytes
 from lib.planner.peak import step_memory
 from lib.planner.plan import Plan, step_bubble, step_traffic
-from lib.planner.search import Choices, Planned, best_layouts, fits, memory_bytes
+from lib.planner.search import Choices, Planned, best_layouts
 from lib.planner.seconds import step_s
-from lib.planner.training import Cluster, Layout4D, Stack, Training
+from lib.planner.stacks import Stack
+from lib.planner.training import Cluster, Layout4D, Training
 
 __all__ = ["Plan", "step_bubble", "step_memory", "step_traffic"]
 __all__ += ["Choices", "Cluster", "Layout4D", "Planned", "Stack", "Training"]

@@ -20,11 +20,13 @@ from lib.cost.sizes import ModelShape
 from lib.layout import Layout
 from lib.pipeline.gantt import gantt
 from lib.pipeline.schedules.action import Op
+from lib.planner.memory import bytes_of_rank, share_of_rank
 from lib.planner.peak import not_counted, step_memory
 from lib.planner.plan import Plan, bytes_out_of_a_node, step_bubble, step_traffic
-from lib.planner.search import Planned, bytes_of_rank, layout_text, share_of_rank, why_slower
+from lib.planner.search import Planned, layout_text, why_slower
 from lib.planner.seconds import OPTIMIZER_BYTES, Seconds, step_s
-from lib.planner.training import SHARES, Cluster, Layout4D, Stack, Training
+from lib.planner.stacks import SHARES, Stack
+from lib.planner.training import Cluster, Layout4D, Training
 
 WIDTH, MOST_GANTT_ROWS = 100, 8
 MOST_PLACES = 16  # of a pipeline that are listed

@@ -3,22 +3,20 @@
 The problem: a planner with forty inputs is too much work to use, and a planner with five hides its assumptions. The
 idea: a model (`lib.cost.sizes`), a cluster, a layout; and a stack, which has all assumptions: the fractions of
 data-sheet figures that a GPU reaches with its software.
-
-The constants of a stack were chosen by hand, among round numbers. One per GPU, the fraction of the peak that a large
-matmul reaches, is calibrated on a published run (`CALIBRATED`). Chapter 14 tests all of them on the remaining runs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
 from lib.cost.hardware import GPUS, Device
 from lib.cost.models import PRESETS, known
-from lib.cost.sizes import LLAMA, MODELS, RECIPES, ModelShape, Recipe, train_flops
+from lib.cost.sizes import LLAMA, MODELS, ModelShape, train_flops
 from lib.layout import whole_number
+from lib.planner.stacks import CALIBRATED, SHARES, STACKS, Stack, stack_for  # noqa: F401 their old place
 
 
 @dataclass(frozen=True)
@@ -42,54 +40,6 @@ class Cluster:
         on_a_node = max(1, min(ranks, self.per_node // stride))
         network = (self.device.network_Bps or 0) * (stack.network_share if share is None else share)
         return min(link, on_a_node * network)
-
-
-@dataclass(frozen=True)
-class Stack:
-    """The performance that a GPU and its software reach, as fractions of data-sheet figures.
-
-    Args:
-        matmul_share, attention_share: of the peak, by a large matmul, and by fused attention. The first is calibrated
-            on one published run for each GPU.
-        half_width: a matmul with so few rows, or columns on a rank, takes twice the time per operation.
-        memory_share, link_share: of the memory bandwidth, by all operations except matmuls; of the link inside a node,
-            by a collective.
-        network_share, message_share: of the network, by a collective over many GPUs, and by one message.
-        exposed_tp, exposed_pp, exposed_zero3: fraction that computation does not hide, of the tensor-parallel sums, of
-            the messages between the stages of an interleaved pipeline, and of the communication of ZeRO-3.
-        overlaps_dp: whether gradients are reduced while the last microbatch runs backward.
-        balanced_cp: whether context-parallel ranks have equal shares of causal attention; otherwise the last rank, with
-            the end of the sequence, has (2c-1)/c of them.
-        traffic: bytes moved by what is not a matmul, per byte of fused kernels; more with a kernel for each operation.
-        fused_attention: whether the matrix of scores never goes to memory.
-        fused_swiglu: whether backward computes silu(gate) again: 6f bytes per token of a gated MLP instead of 8f.
-        recipe, logits_bytes: bytes kept per parameter; and per logit at the peak, as computed, in float32, their
-            logarithms, and the gradient.
-        spare_activations: bytes allocated per counted byte, with gaps of the allocator and temporary tensors; below 1
-            where the software keeps less than the formula has.
-        usable_share: of the memory of a GPU as it is sold, by all of this. An "80 GB" GPU has 86 GB: the driver, the
-            collectives and the gaps of the allocator take about the difference.
-    """
-
-    matmul_share: float
-    attention_share: float
-    half_width: float = 120
-    memory_share: float = 0.7
-    link_share: float = 0.9
-    network_share: float = 0.9
-    message_share: float = 0.45
-    exposed_tp: float = 1.0
-    exposed_pp: float = 1.0
-    exposed_zero3: float = 0.4
-    overlaps_dp: bool = False
-    balanced_cp: bool = True
-    traffic: float = 1.0
-    fused_attention: bool = True
-    fused_swiglu: bool = True
-    recipe: Recipe = RECIPES["mixed Adam, fp32 gradients"]
-    logits_bytes: int = 14
-    spare_activations: float = 1.0
-    usable_share: float = 1.0
 
 
 @dataclass(frozen=True, eq=False)  # compared by identity, so that caches find it quickly
@@ -179,36 +129,6 @@ class Layout4D(NamedTuple):
 
 _NAMES = {"llama-7b": "7B", "llama-13b": "13B", "llama-70b": "70B", "gpt-175b": "175B", "llama-405b": "405B"}
 PRESET_MODELS: dict[str, ModelShape] = {name: MODELS[short] for name, short in _NAMES.items()} | PRESETS
-
-CALIBRATED = {"a100": "Korthikanti 175B selective", "h100": "Llama 3 405B 8,192 GPUs"}  # rows, predicted exactly
-# Of the peak: by matmuls, by fused attention. The H100 of 500 W is calibrated on torchtitan's compiled 8B.
-SHARES = {"a100": (0.7683, 0.33), "h100": (0.6498, 0.50), "h100-500w": (0.4832, 0.50)}
-
-BF16 = RECIPES["mixed Adam"]
-# NVIDIA's recipes sum gradients in 16 bit; of a master copy TransformerEngine keeps the half that the weight lacks:
-# NeMo, nemotron4_340b.py (commit 01d03c17) and scripts/performance/helpers.py (02a0e6a5).
-NEMO = Recipe(2, 2, 2, 8)
-# Overlap and memory of the software; Narayanan et al. 2021 and Korthikanti et al. 2022 used megatron-2021; `megatron`
-# is NVIDIA's recipes, `megatron-lm` its command line. `fsdp` is PyTorch of 2024: FlashAttention-2 reaches 35 % of an
-# H100 (Shah et al. 2024, abstract; torch 2.11 0.41 to 0.54, `book/published/h100.json`), and its ring over 4 or 8 ranks
-# took as long as without balance (torchtitan's rows; the cause is a guess). `fsdp-eager` has a kernel for each
-# operation of norms, rotations and SwiGLU; its 2 is chosen on one row.
-STACKS = {
-    "megatron-2021": {"fused_attention": False, "exposed_zero3": 1.0},
-    "megatron": {"exposed_tp": 0.3, "exposed_pp": 0.1, "overlaps_dp": True, "recipe": NEMO},
-    "llama3": {"overlaps_dp": True, "spare_activations": 0.8},  # otherwise none of its runs would fit
-    "aleph-alpha": {"recipe": BF16, "spare_activations": 1.3},
-    "fsdp": {"recipe": BF16, "overlaps_dp": True, "attention_share": 0.35, "balanced_cp": False},
-}
-STACKS["megatron-lm"] = STACKS["megatron"] | {"recipe": RECIPES["mixed Adam, fp32 gradients"]}
-STACKS["fsdp-eager"] = STACKS["fsdp"] | {"traffic": 2.0, "fused_swiglu": False}
-
-
-def stack_for(name: str, gpu: str) -> Stack:
-    """A stack on a GPU; a GPU without calibration gets the constants of the H100, whose kernels are the newest."""
-    matmul, attention = SHARES.get(gpu, SHARES["h100"])
-    return replace(Stack(matmul, attention), **STACKS[known(name, STACKS, "stack")])
-
 
 # ---- a published run ------------------------------------------------------------------------------------------------
 
