@@ -27,18 +27,17 @@ class Cluster:
     gpus: int
     per_node: int = 8
 
-    def bandwidth(self, stack: Stack, ranks: int, stride: int, share: float | None = None) -> float:
+    def bandwidth(self, stack: Stack, ranks: int, stride: int) -> float:
         """Bytes per second, one direction, of each rank of a group whose neighbours are `stride` ranks apart.
 
         Inside a node, the link. Across nodes, the network cards of the GPUs of the group on a node, in one direction,
-        because its ring enters and leaves each node once; never more than the link. It reaches a `share` of the network
-        bandwidth, by default that of collectives.
+        because its ring enters and leaves each node once; never more than the link.
         """
         link = self.device.link_Bps * stack.link_share
         if ranks * stride <= self.per_node:
             return link
         on_a_node = max(1, min(ranks, self.per_node // stride))
-        network = (self.device.network_Bps or 0) * (stack.network_share if share is None else share)
+        network = (self.device.network_Bps or 0) * stack.network_share
         return min(link, on_a_node * network)
 
 
@@ -134,7 +133,11 @@ PRESET_MODELS: dict[str, ModelShape] = {name: MODELS[short] for name, short in _
 
 CARD_OF = {("titan", "h100"): "h100-500w"}  # torchtitan's have 96 GB and 500 W
 SAME = {"selective (per operation)": "ops"}
-STACK_OF = dict.fromkeys(("sc21", "korthikanti", "zb"), "megatron-2021") | {"aa": "aleph-alpha", "llama3": "llama3"}
+STACK_OF = dict.fromkeys(("sc21", "korthikanti", "zb"), "megatron-2021") | {
+    "aa": "aleph-alpha",
+    "llama3": "llama3",
+    "mosaic": "fsdp1-eager",
+}
 
 
 def training_of(row: Mapping) -> tuple[Training, Layout4D]:
