@@ -32,6 +32,7 @@ OPTIMIZER_BYTES = 30  # read and written per parameter: gradient, master copy an
 # Elements of a message of gradients or parameters; sharded, it has a million for each rank, or its ring would be slow.
 # Source: Megatron-LM, `DistributedDataParallelConfig.bucket_size` (commit d98e8a64).
 BUCKET, BUCKET_OF_A_RANK = 40e6, 1e6
+ROUNDING = 1e-9  # of a sum of floats in a different order; chosen far above it
 
 
 class BlockTime(NamedTuple):
@@ -102,7 +103,7 @@ def step_and_waits(training: Training, layout: Layout4D) -> tuple[Seconds, dict[
     if layout.gpus != cluster.gpus:
         given = f"tp {tp} x cp {cp} x pp {pp} x dp {dp}"
         raise ValueError(f"{given} are {layout.gpus} GPUs, the cluster has {cluster.gpus}")
-    tokens, m = rows * model.context / cp, layout.microbatches(training.global_batch)
+    m = layout.microbatches(training.global_batch)
     block = block_s(training, tp, cp, rows, layout.sequence_parallel, layout.recompute, layout.every)
     layers, with_head = stage_layers(model.num_layers, pp, v, layout.schedule)
 
@@ -110,7 +111,7 @@ def step_and_waits(training: Training, layout: Layout4D) -> tuple[Seconds, dict[
     moved = _own_parameters(training, layout) * (stack.copied_bytes if layout.zero == 3 else 0)
     copies = moved / (stack.memory_share * cluster.device.memory_Bps)
     stage = layers * block.total + copies
-    head = matmul_s(training, 6 * tokens * training.end_parameters / tp, tokens / layout.loss_chunks, model.d_model)
+    head = _head_s(training, tp, cp, rows, layout.loss_chunks)
     ends = max(0.0, head - (layers - with_head) * block.total)  # time of the head for which all stages wait
 
     left_s = layers * block.left_s - over_pp.hidden_s  # of a microbatch
@@ -141,6 +142,37 @@ def step_and_waits(training: Training, layout: Layout4D) -> tuple[Seconds, dict[
         optimizer=OPTIMIZER_BYTES * updated / (stack.memory_share * cluster.device.memory_Bps),
     )
     return seconds, waits
+
+
+def least_step_s(training: Training, layout: Layout4D, is_1f1b: bool) -> float:
+    """Seconds that a layout takes at least, with any stage of ZeRO and pieces of the loss: its blocks and its head.
+
+    With `is_1f1b` also the bubble. More recomputation takes more.
+    """
+    pp, v = layout.pp, layout.stages_per_rank
+    block_total_s, head_s = _block_and_head_s(
+        training, layout.tp, layout.cp, layout.rows, layout.sequence_parallel, layout.recompute, layout.every
+    )
+    layers, with_head = stage_layers(training.model.num_layers, pp, v)
+    stage_s = layers * block_total_s
+    m, waits = layout.microbatches(training.global_batch), (pp - 1) / v if is_1f1b else 0
+    return (1 - ROUNDING) * (m * max(stage_s, with_head * block_total_s + head_s) + waits * stage_s)
+
+
+@lru_cache(maxsize=4096)
+def _block_and_head_s(
+    training: Training, tp: int, cp: int, rows: int, slices: bool, recompute: str, every: int
+) -> tuple[float, float]:
+    """Seconds of a microbatch in a block, and in the head with its loss in one piece."""
+    block = block_s(training, tp, cp, rows, slices, recompute, every)
+    return block.total, _head_s(training, tp, cp, rows, 1)
+
+
+def _head_s(training: Training, tp: int, cp: int, rows: int, loss_chunks: int) -> float:
+    """Seconds of a microbatch in the head."""
+    tokens = rows * training.model.context / cp
+    flops = 6 * tokens * training.end_parameters / tp
+    return matmul_s(training, flops, tokens / loss_chunks, training.model.d_model)
 
 
 def _over_pp(training: Training, layout: Layout4D, layers: float, block: BlockTime) -> tuple[Wait, float]:
