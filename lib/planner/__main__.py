@@ -15,10 +15,13 @@ from dataclasses import asdict, fields, replace
 from lib.cost.hardware import BYTES, FLOPS, SPEEDS, TOKENS, Device, amount
 from lib.cost.models import NOT_MODELLED, known
 from lib.cost.sizes import BIASES, LLAMA, PLANNED_RECOMPUTE, ZERO_STAGES, ModelShape
-from lib.planner import Choices, Cluster, Layout4D, Planned, Training, best_layouts, memory_bytes, step_s
+from lib.planner import Choices, Cluster, Layout4D, Planned, Training, memory_bytes, step_s
+from lib.planner.choices import ALL_OPEN, DEFERRED, beyond
 from lib.planner.refusals import refusal
 from lib.planner.report import others_text, report_of_layout, wrapped
-from lib.planner.search import ALL_OPEN
+from lib.planner.report_search import choices_text, sweep_text
+from lib.planner.search import choices_of, recommended
+from lib.planner.sweep import SWEPT, sweep
 from lib.planner.training import GPUS, PRESET_MODELS, STACKS, stack_for
 
 STEP_TOKENS = 4 * 2**20  # unless --batch gives a number of sequences
@@ -33,7 +36,6 @@ CARD = {  # option → field of Device, units, example and help
     "network-per-node": ("per_node_Bps", SPEEDS, "400GB or 3200Gb", "instead of --network: of all GPUs of a node"),
 }
 COUNTS = "tp cp pp dp microbatch stages-per-rank replicas every loss-chunks".split()
-MORE = {"cp", "recompute", "schedule", "replicas", "every", "loss_chunks"}  # choices beyond the ranks
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -41,7 +43,7 @@ def main(argv: list[str] | None = None) -> None:
     parser = planner_options("python -m lib.planner", about)
     args = parser.parse_args(argv)
     try:
-        print(printed(args, *candidates(args)))
+        print(swept(args) if args.sweep else printed(args, *candidates(args)))
     except ValueError as error:
         parser.error(str(error))
 
@@ -74,9 +76,16 @@ def planner_options(prog: str, about: str) -> argparse.ArgumentParser:
     layout.add_argument("--recompute", choices=PLANNED_RECOMPUTE)
     layout.add_argument("--schedule", choices=("1f1b", "zb-h1", "zb-v"), help="1f1b interleaves stages of a rank")
     search = parser.add_argument_group("search and answers")
-    search.add_argument("--context-parallel", **on, help="also split sequences")
-    search.add_argument("--zero-bubble", **on, help="also try ZB-H1 and ZB-V")
-    search.add_argument("--all-choices", **on, help="also HSDP, recomputation by kind, a loss in pieces")
+    search.add_argument(
+        "--context-parallel",
+        action=argparse.BooleanOptionalAction,
+        help="split sequences, or never; default: if the library of the stack can",
+    )
+    search.add_argument("--zero-bubble", **on, help="also try ZB-H1 and ZB-V, whichever library the stack has")
+    search.add_argument("--all-choices", **on, help="of all libraries: HSDP, each recomputation, a loss in pieces")
+    search.add_argument(
+        "--sweep", choices=SWEPT, help="the best layout for a row of values, and why throughput falls"
+    )
     search.add_argument("--best", **count, default=3, help="number of layouts to print")
     search.add_argument("--tokens", **_amount(TOKENS, "15.6T", "of the training, for its days and hours"))
     search.add_argument("--price", type=float, help="of a GPU for an hour, for the money")
@@ -86,6 +95,17 @@ def planner_options(prog: str, about: str) -> argparse.ArgumentParser:
     return parser
 
 
+def swept(args: argparse.Namespace) -> str:
+    """The best layout for each value of a sweep, as text or as plain data."""
+    if asked := options_given(args, Layout4D._fields):
+        raise ValueError(f"--sweep searches a layout for each value: leave out {' and '.join(asked)}")
+    training = training_asked(args, {})
+    rows = sweep(training, args.sweep, choices_asked(args, training, None))
+    if args.json:
+        return json.dumps(asdict(training) | {"sweep": args.sweep, "rows": [row.plain() for row in rows]}, indent=1)
+    return sweep_text(args.sweep, rows)
+
+
 def candidates(args: argparse.Namespace) -> tuple[Training, list[Planned], str]:
     """The training; the layout that is asked for, if one is, and the fastest of a search; how they differ, in words."""
     asked = options_given(args, Layout4D._fields)
@@ -93,15 +113,25 @@ def candidates(args: argparse.Namespace) -> tuple[Training, list[Planned], str]:
         raise ValueError(f"{next(iter(left_out))} is not modelled")
     training = training_asked(args, asked)
     mine = layout_asked(training, asked) if asked else None
-    usual = Choices(context_parallel=args.context_parallel, zero_bubble=args.zero_bubble)
-    wide = args.all_choices or asked.keys() & MORE  # who asks for more than ranks is compared with all
+    choices = choices_asked(args, training, mine)
     try:
-        fastest, nothing = best_layouts(training, ALL_OPEN if wide else usual, args.best), ""
+        fastest, choices = recommended(training, choices, args.best)
     except ValueError as error:
         if not mine:
             raise
-        fastest, nothing = [], str(error)
-    return training, [mine or fastest[0], *fastest], others_text(fastest, mine, nothing)
+        return training, [mine], others_text([], mine, str(error))
+    behind = others_text(fastest, mine, more=choices_text(training, fastest, choices))
+    return training, [mine or fastest[0], *fastest], behind
+
+
+def choices_asked(args: argparse.Namespace, training: Training, mine: Planned | None) -> Choices:
+    """Those of the library, opened or closed by options; all, for a layout that has a choice beyond them."""
+    choices = choices_of(training)
+    if args.context_parallel is not None:
+        choices = replace(choices, context_parallel=args.context_parallel)
+    if args.zero_bubble:
+        choices = replace(choices, zero_bubble=True, pipeline=True, deferred=DEFERRED)
+    return ALL_OPEN if args.all_choices or (mine and beyond(choices, mine.layout)) else choices
 
 
 def printed(

@@ -62,6 +62,7 @@ def usual_choices(library: str) -> Choices:
     return Choices(
         recompute=has.recompute,
         every=has.every,
+        loss_chunks=has.loss_chunks,
         context_parallel=has.context_parallel,
         interleaved="interleaved" in has.schedules,
         zero_bubble=bool(deferred),

@@ -17,6 +17,7 @@ class Library:
         name: for sentences.
         schedules: of a pipeline: `1f1b`, `interleaved`, `zb-h1`, `zb-v`; without any it has no pipeline.
         recompute, every: kinds of recomputation, and of how many blocks one is recomputed in full.
+        loss_chunks: pieces of the loss.
         context_parallel: whether attention runs on a sequence that is split.
         hybrid: whether ZeRO-3 may be with tp, or over the GPUs of a node only (HSDP).
     """
@@ -25,6 +26,7 @@ class Library:
     schedules: tuple[str, ...] = ("1f1b",)
     recompute: tuple[str, ...] = ("none", "full")
     every: tuple[int, ...] = (1,)
+    loss_chunks: tuple[int, ...] = (1,)
     context_parallel: bool = False
     hybrid: bool = False
 
@@ -46,15 +48,16 @@ LIBRARIES = {
     # huggingface/accelerate, src/accelerate/parallelism_config.py (commit 0422db7e): axes dp_replicate, dp_shard, cp
     # and tp, and no pipeline; `fsdp_activation_checkpointing` is all or nothing. ZeRO-1 is `set_requires_gradient_sync`
     # and `set_reshard_after_backward` of PyTorch's FSDPModule.
-    "fully_shard": Library("fully_shard without torchtitan", (), context_parallel=True, hybrid=True),
+    "fully_shard": Library("fully_shard", (), context_parallel=True, hybrid=True),
     # pytorch/torchtitan, distributed/pipeline_parallel.py (commit 02ef790c), with the schedules of
     # torch.distributed.pipelining: 1F1B, interleaved, ZB-V; its checkpoints are by operation, or of every n-th block
-    # (`selective_ac_option`).
+    # (`selective_ac_option`), and its loss is in pieces (`loss.num_chunks`; commit 9810191).
     "torchtitan": Library(
         "torchtitan",
         ("1f1b", "interleaved", "zb-v"),
         ("none", "ops", "full"),
         (1, 2),
+        (1, 8),
         context_parallel=True,
         hybrid=True,
     ),

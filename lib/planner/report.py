@@ -114,8 +114,12 @@ def _range(numbers: Sequence[float], form: str) -> str:
     return most if least == most else f"{least} to {most}"
 
 
-def others_text(found: list[Planned], mine: Planned | None, nothing: str = "") -> str:
-    """The fastest layouts of a search, or why there is `nothing`; how much slower others and `mine` are, and why."""
+def others_text(found: list[Planned], mine: Planned | None, nothing: str = "", more: Sequence[str] = ()) -> str:
+    """The fastest layouts of a search, or why there is `nothing`; how much slower others and `mine` are, and why.
+
+    Args:
+        more: sentences on the choices of the search.
+    """
     lines = ["the fastest layouts that fit:" if found else nothing]
     for place, planned in enumerate(found, 1):
         said = f"{layout_text(planned.layout)}, {planned.memory.total / 1e9:.1f} GB, {planned.seconds.total:.2f} s"
@@ -123,7 +127,7 @@ def others_text(found: list[Planned], mine: Planned | None, nothing: str = "") -
     if mine and found:
         slower = mine.seconds.total > found[0].seconds.total
         lines.append(f"yours is {why_slower(found[0], mine) if slower else 'as fast as the fastest that was found'}")
-    return wrapped(lines)
+    return wrapped([*lines, *more])
 
 
 def wrapped(lines: Iterable[str], width: int = WIDTH) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from bisect import insort
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import product
 from typing import NamedTuple
 
@@ -29,8 +30,8 @@ from lib.planner.choices import (  # noqa: F401 the old place of most of them
     possible_schedules,
     possible_tp,
     possible_zero,
-    with_recomputation,
     usual_choices,
+    with_recomputation,
 )
 from lib.planner.memory import (  # noqa: F401 the old place of most of them
     Bytes,
@@ -72,7 +73,14 @@ def best_layouts(training: Training, choices: Choices | None = None, best: int =
         ValueError: no layout splits evenly, or none fits: by how much the smallest is too large, and a way out.
     """
     choices = choices_of(training, choices)
-    found: list[tuple[float, float, Planned]] = []  # in order
+    if found := _fastest(training, choices, best):
+        return found
+    raise ValueError(nothing_fits(training, choices))
+
+
+def _fastest(training: Training, choices: Choices, best: int) -> list[Planned]:
+    """In order; none if none fits."""
+    found: list[tuple[float, float, Planned]] = []
     for least_s, plain in ordered(training, choices):
         enough_s = found[-1][0] if len(found) == best else math.inf  # who takes longer is not among the best
         if least_s > enough_s:
@@ -80,9 +88,31 @@ def best_layouts(training: Training, choices: Choices | None = None, best: int =
         for planned in fastest_on(training, choices, plain, enough_s):
             insort(found, (planned.seconds.total, planned.memory.total, planned))
         del found[best:]
-    if not found:
-        raise ValueError(nothing_fits(training, choices))
     return [planned for *_, planned in found]
+
+
+def recommended(training: Training, choices: Choices | None = None, best: int = 3) -> tuple[list[Planned], Choices]:
+    """The fastest layouts, and the choices among which they are: all choices where the given ones have no layout.
+
+    Raises:
+        ValueError: as in `best_layouts`, with all choices.
+    """
+    choices = choices_of(training, choices)
+    if found := _fastest(training, choices, best):
+        return found, choices
+    return best_layouts(training, ALL_OPEN, best), ALL_OPEN
+
+
+def lacking(training: Training, best: Planned) -> tuple[list[str], Planned] | None:
+    """The fastest layout of all choices, and the parts of it that the library lacks, if it is worth a change.
+
+    Args:
+        best: the fastest layout that the library has.
+    """
+    usual = choices_of(training)
+    fastest, *_ = best_layouts(training, replace(ALL_OPEN, loss_chunks=usual.loss_chunks), 1)
+    parts = beyond(usual, fastest.layout)
+    return (parts, fastest) if parts and best.seconds.total >= WORTH * fastest.seconds.total else None
 
 
 def ordered(training: Training, choices: Choices) -> list[tuple[float, Layout4D]]:

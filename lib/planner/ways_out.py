@@ -29,11 +29,12 @@ def nothing_fits(training: Training, choices: Choices) -> str:
     if sizes:
         why, ways = _too_large(training, sizes), _larger(training, choices)
     elif dps := _possible_dp(training, choices):
-        why, ways = _undivided(training, dps), _other_batch(training, choices)
+        why, ways = _undivided(training, dps), _other_batch(training, choices) + _near_gpus(training, choices)
     else:
         why, ways = _uncut(training), _larger(training, choices)
     ways = ways or _other_batch(training, choices) or _shorter(training, choices)
-    return f"{why}; use {' or '.join(ways) or 'a GPU with more memory'}"
+    *more, last = ways or ["a GPU with more memory"]
+    return f"{why}; use {', '.join(more)} or {last}" if more else f"{why}; use {last}"
 
 
 def _too_large(training: Training, sizes: dict[Layout4D, float]) -> str:
@@ -83,11 +84,26 @@ def _larger(training: Training, choices: Choices) -> list[str]:
 
 
 def _more_gpus(training: Training, choices: Choices) -> int:
-    """The fewest GPUs that have a layout, of powers of two and of whole nodes; 0 if none has."""
-    cluster = training.cluster
-    sizes = {2**k for k in range(21)} | {cluster.per_node * k for k in range(1, MOST_NODES + 1)}
-    more = (replace(training, cluster=replace(cluster, gpus=n)) for n in sorted(sizes) if n > cluster.gpus)
-    first = _first_that_fits(more, choices)
+    """The fewest GPUs that have a layout; 0 if none has."""
+    return _first_gpus(training, choices, [n for n in _sizes(training) if n > training.cluster.gpus])
+
+
+def _near_gpus(training: Training, choices: Choices) -> list[str]:
+    """The next smaller and the next larger number of GPUs that has a layout for this batch."""
+    fewer = [n for n in reversed(_sizes(training)) if n < training.cluster.gpus]
+    found = _first_gpus(training, choices, fewer), _more_gpus(training, choices)
+    return [f"{n:,} GPUs" if n > 1 else "1 GPU" for n in found if n]
+
+
+def _sizes(training: Training) -> list[int]:
+    """Numbers of GPUs that are tried: powers of two, and whole nodes."""
+    return sorted({2**k for k in range(21)} | {training.cluster.per_node * k for k in range(1, MOST_NODES + 1)})
+
+
+def _first_gpus(training: Training, choices: Choices, sizes: Iterable[int]) -> int:
+    """The first of these numbers of GPUs that has a layout; 0 if none has."""
+    resized = (replace(training, cluster=replace(training.cluster, gpus=n)) for n in sizes)
+    first = _first_that_fits(resized, choices)
     return first.cluster.gpus if first else 0
 
 
