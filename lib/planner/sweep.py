@@ -64,7 +64,7 @@ class SweptRow:
 
 
 def sweep(training: Training, what: str, choices: Choices | None = None) -> list[SweptRow]:
-    """A row for each value of `batch`, `gpus` or `network`: more and more GPUs, smaller and smaller batches or networks.
+    """A row for each value of `batch`, `gpus` or `network`: with more and more GPUs, smaller batches, slower networks.
 
     Raises:
         ValueError: no such sweep, or it would change nothing.
