@@ -49,6 +49,9 @@ def main(argv: list[str] | None = None) -> None:
 def explained(args: argparse.Namespace, foreign: Asked, notes: list[str]) -> str:
     """The report of the layout that a foreign command asks for; before it, each of its flags."""
     asked = options_given(args, Layout4D._fields)
+    if (kept := args.whole_gradient_bytes) not in (None, foreign.found.get("whole_gradient_bytes")):
+        foreign.found["whole_gradient_bytes"] = kept
+        foreign.by["whole_gradient_bytes"] = f"--whole-gradients {kept}"
     training, asked = completed(foreign, asked, training_asked(args, foreign.found | asked), args.batch)
     mine = layout_asked(training, asked, frozenset(FRAMEWORKS[foreign.framework].get("able", ())))
     notes = [*notes, *foreign.notes, *(f"not modelled: {name}" for name in options_given(args, NOT_MODELLED))]

@@ -165,25 +165,31 @@ const planner = (training, limits) => {
     if (v === 1) return Math.min(m, pp - rank);
     return Math.min(2 * (pp - rank - 1) + (v - 1) * pp + 1, m * v) / v;
   };
+  // Until the last microbatch of a step, instead of the shards.
+  const keepsWholeGradients = ({ cp, dp, rows, zero, replicas }) =>
+    zero >= 2 && Math.floor((dp * cp) / replicas) > 1 && stack.whole_gradient_bytes > 0 && batch / (dp * rows) > 1;
   const ofRank = (layout, rank) => {
     const { tp, cp, pp, dp, rows, stages_per_rank: v, zero, recompute, schedule } = layout;
     const isV = schedule === "zb-v", hasEmbedding = rank === 0, hasHead = rank === (isV ? 0 : pp - 1);
     const blocks = stageLayers(layout)[hasEmbedding || hasHead ? 1 : 0];
-    const ends = hasEmbedding + (hasHead && !(hasEmbedding && model.tied));
-    const held = (blocks * blockParameters + ends * endParameters) / tp;
+    const tpOfWords = stack.splits_vocabulary ? tp : 1; // of the embedding, and of the logits
+    const ownHead = hasHead && !(hasEmbedding && model.tied);
+    const held = (blocks * blockParameters + ownHead * endParameters) / tp + (hasEmbedding * endParameters) / tpOfWords;
     const shards = Math.floor((dp * cp) / layout.replicas);
     const m = Math.max(1, Math.floor(batch / (dp * rows)));
     const underWay = isV ? Math.min(m, pp) : keptBy(rank, pp, m, v);
     // Of one block, while it is recomputed; beside the input from which it is all recomputed.
     const inside = keptOnce(layout, "none") - (recompute === "full" ? 0 : keptOnce(layout, recompute));
     const kept = underWay * blocks * keptBytes(layout) + inside;
+    const sharded = (held * recipe.gradient_bytes) / (zero >= 2 ? shards : 1);
+    const units = Math.max(2 * blockParameters, hasHead * endParameters); // gathered at a time
     return {
       parameters: (held * recipe.weight_bytes) / (zero >= 3 ? shards : 1),
-      gradients: (held * recipe.gradient_bytes) / (zero >= 2 ? shards : 1),
+      gradients: keepsWholeGradients(layout) ? held * stack.whole_gradient_bytes : sharded,
       optimizer: (held * (recipe.master_bytes + recipe.state_bytes)) / (zero >= 1 ? shards : 1),
       activations: stack.spare_activations * kept,
-      logits: hasHead ? (((stack.logits_bytes * rows * s) / cp) * vocab) / tp / layout.loss_chunks : 0,
-      gathered: zero === 3 ? (2 * (recipe.weight_bytes + 2) * blockParameters) / tp : 0,
+      logits: hasHead ? (((stack.logits_bytes * rows * s) / cp) * vocab) / tpOfWords / layout.loss_chunks : 0,
+      gathered: zero === 3 ? ((recipe.weight_bytes + 2) * units) / tp : 0,
     };
   };
   const memory = (layout) => {

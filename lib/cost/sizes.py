@@ -150,6 +150,7 @@ class Recipe:
 
 RECIPES = {  # Rajbhandari et al. 2020, section 3.1; Megatron-LM's estimator keeps gradients in float32
     "bf16 SGD": Recipe(2, 2, 0, 0),
+    "bf16 Adam": Recipe(2, 2, 0, 4),  # moments in the dtype of the weights, as torch.optim.AdamW makes them
     "bf16 Adam, no master": Recipe(2, 2, 0, 8),
     "fp32 Adam": Recipe(4, 4, 0, 8),
     "mixed Adam": Recipe(2, 2, 4, 8),

@@ -67,6 +67,14 @@ def planner_options(prog: str, about: str) -> argparse.ArgumentParser:
         cluster.add_argument(f"--{option}", dest=field, metavar="SIZE", **_amount(units, such_as, text))
     cluster.add_argument("--per-node", **count, default=8, help="GPUs that share the fast link")
     cluster.add_argument("--stack", default="megatron", metavar="NAME", help=f"one of {', '.join(STACKS)}")
+    cluster.add_argument(
+        "--whole-gradients",
+        dest="whole_gradient_bytes",
+        type=int,
+        choices=(0, 2, 4),
+        help="bytes per parameter of whole gradients that a rank with ZeRO-2 or 3 keeps until the last microbatch, as "
+        "Accelerate (2) and fully_shard without sums (2 or 4) do; 0: it reduces each microbatch",
+    )
     layout = parser.add_argument_group("layout", "reports on one instead of searching; --dp may be left out")
     for option in COUNTS:
         layout.add_argument(f"--{option}", dest="rows" if option == "microbatch" else None, **count)
@@ -131,7 +139,8 @@ def training_asked(args: argparse.Namespace, asked: dict) -> Training:
     if gpus > args.per_node and device.network_Bps is None:
         raise ValueError(f"{gpus} GPUs of {name} are on several nodes: give --network, such as 25GB per GPU")
     batch = args.batch or max(1, STEP_TOKENS // model.context)
-    return Training(model, Cluster(device, gpus, args.per_node), stack_for(args.stack, name), batch)
+    stack = replace(stack_for(args.stack, name), **options_given(args, ["whole_gradient_bytes"]))
+    return Training(model, Cluster(device, gpus, args.per_node), stack, batch)
 
 
 def layout_asked(training: Training, asked: dict, able: frozenset[str] = frozenset()) -> Planned:

@@ -22,7 +22,7 @@ class Bytes(NamedTuple):
     optimizer: float
     activations: float
     logits: float
-    gathered: float  # a block that ZeRO-3 unsharded, and its gradients
+    gathered: float  # two blocks that ZeRO-3 unsharded, or the head if that is larger; and their gradients
 
     @property
     def total(self) -> float:
@@ -49,9 +49,13 @@ def bytes_of_rank(training: Training, layout: Layout4D, rank: int) -> Bytes:
     tp, cp, rows, zero = layout.tp, layout.cp, layout.rows, layout.zero
     model, stack = training.model, training.stack
     has_embedding, has_head, blocks, in_flight = share_of_rank(training, layout, rank)
-    ends = has_embedding + (has_head and not (has_embedding and model.tied))
-    held = (blocks * training.block_parameters + ends * training.end_parameters) / tp
+    tp_of_words = tp if stack.splits_vocabulary else 1  # of the embedding, and of the logits
+    embedding = has_embedding * training.end_parameters / tp_of_words
+    head = (has_head and not (has_embedding and model.tied)) * training.end_parameters / tp
+    held = blocks * training.block_parameters / tp + embedding + head
     state = state_bytes(held, stack.recipe, zero=zero, dp=layout.shards)
+    if keeps_whole_gradients(training, layout):
+        state["gradient"] = held * stack.whole_gradient_bytes
     of_block = training, tp, cp, rows, layout.sequence_parallel
     kept = in_flight * blocks * block_kept_bytes(*of_block, layout.recompute, layout.every)
     # What a block recomputes, while its backward runs; beside the input from which it is all recomputed.
@@ -60,9 +64,24 @@ def bytes_of_rank(training: Training, layout: Layout4D, rank: int) -> Bytes:
     logits = 0.0
     if has_head:
         at_a_time = rows * model.context / cp / layout.loss_chunks  # tokens
-        logits = stack.logits_bytes * at_a_time * model.vocab_size / tp
-    gathered = 2 * (stack.recipe.weight_bytes + 2) * training.block_parameters / tp if zero == 3 else 0.0
+        logits = stack.logits_bytes * at_a_time * model.vocab_size / tp_of_words
+    gathered = 0.0
+    if zero == 3:
+        units = max(2 * training.block_parameters, has_head * training.end_parameters) / tp
+        gathered = (stack.recipe.weight_bytes + 2) * units
     return Bytes(*state.values(), stack.spare_activations * kept, logits, gathered)
+
+
+def keeps_whole_gradients(training: Training, layout: Layout4D) -> bool:
+    """Whether a rank that shards gradients keeps them whole until the last microbatch of a step.
+
+    Whole gradients replace the shards: the last microbatch turns them into shards, unit by unit.
+
+    Source: PyTorch's `fully_shard`, `post_backward` in `_fsdp_param_group.py` (torch 2.13): without a sum it returns
+    before the reduce-scatter, and keeps `unsharded_accumulated_grad` in the dtype of the sum.
+    """
+    is_sharded = layout.zero >= 2 and layout.shards > 1
+    return is_sharded and training.stack.whole_gradient_bytes > 0 and layout.microbatches(training.global_batch) > 1
 
 
 def share_of_rank(training: Training, layout: Layout4D, rank: int) -> tuple[bool, bool, float, float]:

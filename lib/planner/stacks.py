@@ -33,6 +33,10 @@ class Stack:
         fused_swiglu: whether backward computes silu(gate) again: 6f bytes per token of a gated MLP instead of 8f.
         recipe, logits_bytes: bytes kept per parameter; and per logit at the peak, as computed, in float32, their
             logarithms, and the gradient.
+        whole_gradient_bytes: kept per parameter by a rank with ZeRO-2 or 3 while it sums several microbatches: it
+            reduces the gradients of the last microbatch, and until then its gradients are whole. 0: it reduces each microbatch.
+        splits_vocabulary: whether tensor-parallel ranks have shares of the embedding and of the logits; otherwise each
+            of them has the whole of both. The weight of the head is split in any case.
         spare_activations: bytes allocated per counted byte, with gaps of the allocator and temporary tensors; below 1
             where the software keeps less than the formula has.
         usable_share: of the memory of a GPU as it is sold, by all of this. An "80 GB" GPU has 86 GB: the driver, the
@@ -58,6 +62,8 @@ class Stack:
     logits_bytes: int = 14
     spare_activations: float = 1.0
     usable_share: float = 1.0
+    whole_gradient_bytes: int = 0
+    splits_vocabulary: bool = True
 
 
 CALIBRATED = {"a100": "Korthikanti 175B selective", "h100": "Llama 3 405B 8,192 GPUs"}  # rows, predicted exactly
@@ -82,6 +88,15 @@ STACKS = {
 }
 STACKS["megatron-lm"] = STACKS["megatron"] | {"recipe": RECIPES["mixed Adam, fp32 gradients"]}
 STACKS["fsdp-eager"] = STACKS["fsdp"] | {"traffic": 2.0, "fused_swiglu": False}
+# KempnerForge (commit 5666d0d): parameters and both moments in 16 bit; `set_requires_gradient_sync(False)` until the
+# last microbatch, with sums in float32 (training/grad.py, distributed/parallel.py); embedding and logits whole on each
+# rank (distributed/tensor_parallel.py); a loss in 16 bit: logits, logarithms, gradients of both (training/loss.py).
+STACKS["kempner-forge"] = STACKS["fsdp"] | {
+    "recipe": RECIPES["bf16 Adam"],
+    "logits_bytes": 8,
+    "whole_gradient_bytes": 4,
+    "splits_vocabulary": False,
+}
 
 
 def stack_for(name: str, gpu: str) -> Stack:

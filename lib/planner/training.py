@@ -135,6 +135,7 @@ PRESET_MODELS: dict[str, ModelShape] = {name: MODELS[short] for name, short in _
 CARD_OF = {("titan", "h100"): "h100-500w"}  # torchtitan's have 96 GB and 500 W
 SAME = {"selective (per operation)": "ops"}
 STACK_OF = dict.fromkeys(("sc21", "korthikanti", "zb"), "megatron-2021") | {"aa": "aleph-alpha", "llama3": "llama3"}
+STACK_OF |= {"kempner": "kempner-forge"}
 
 
 def training_of(row: Mapping) -> tuple[Training, Layout4D]:

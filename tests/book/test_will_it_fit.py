@@ -71,6 +71,8 @@ def some_training(rng: random.Random, gpus: int) -> Training:
     stack = stack_for(rng.choice(list(STACKS)), gpu)
     if rng.random() < 0.2:
         stack = replace(stack, recipe=Recipe(4, 4, 0, 8), half_width=200.0, usable_share=0.9, fused_swiglu=False)
+    if rng.random() < 0.3:
+        stack = replace(stack, whole_gradient_bytes=rng.choice((2, 4)), splits_vocabulary=rng.random() < 0.5)
     speeds = (rng.uniform(1e9, 1e12) for _ in range(3))
     card = Device(rng.uniform(16e9, 300e9), rng.uniform(1e14, 5e15), *speeds, None, "typed")
     cluster = Cluster(rng.choice((GPUS[gpu], card)), gpus, rng.choice((1, 4, 8, 8, 8, 72)))

@@ -78,8 +78,10 @@ def test_zero_3_with_tensor_parallelism():
     alone, both = (Layout4D(tp, 1, 1, 64 // tp, rows=1, zero=3, sequence_parallel=tp > 1) for tp in (1, 8))
     held = [memory_bytes(run, one) for one in (alone, both)]
     assert held[0].parameters == pytest.approx(held[1].parameters) and held[0].gathered == 8 * held[1].gathered
-    block = LLAMA_8B.num_block_parameters / 8
-    assert held[1].gathered == 2 * (2 + 2) * block, "of two blocks, parameters and gradients in 16 bit"
+    assert held[1].gathered == (2 + 2) * 128_256 * H / 8, "the head, parameters and gradients in 16 bit"
+    assert 2.4 < 128_256 * H / LLAMA_8B.num_block_parameters < 2.5
+    few = replace(run, model=replace(LLAMA_8B, vocab_size=32_000))  # a head of less than two blocks
+    assert memory_bytes(few, both).gathered == 2 * (2 + 2) * LLAMA_8B.num_block_parameters / 8
     mine = (32 * LLAMA_8B.num_block_parameters + 128_256 * H) / 8
     sent = 3 * 2 * mine * 7 / 8
     m = 256 / 8
