@@ -16,6 +16,7 @@ from lib.cost.hardware import BYTES, FLOPS, SPEEDS, TOKENS, Device, amount
 from lib.cost.models import NOT_MODELLED, known
 from lib.cost.sizes import BIASES, LLAMA, PLANNED_RECOMPUTE, ZERO_STAGES, ModelShape
 from lib.planner import Choices, Cluster, Layout4D, Planned, Training, best_layouts, memory_bytes, step_s
+from lib.planner.margin import HEADROOM
 from lib.planner.refusals import refusal
 from lib.planner.report import others_text, report_of_layout, wrapped
 from lib.planner.search import ALL_OPEN
@@ -85,6 +86,13 @@ def planner_options(prog: str, about: str) -> argparse.ArgumentParser:
     search.add_argument("--context-parallel", **on, help="also split sequences")
     search.add_argument("--zero-bubble", **on, help="also try ZB-H1 and ZB-V")
     search.add_argument("--all-choices", **on, help="also HSDP, recomputation by kind, a loss in pieces")
+    search.add_argument(
+        "--headroom",
+        type=_percent,
+        default=HEADROOM,
+        metavar="PERCENT",
+        help="10%%: of a GPU's memory, that a layout leaves; one that leaves less is tight, and comes last",
+    )
     search.add_argument("--best", **count, default=3, help="number of layouts to print")
     search.add_argument("--tokens", **_amount(TOKENS, "15.6T", "of the training, for its days and hours"))
     search.add_argument("--price", type=float, help="of a GPU for an hour, for the money")
@@ -101,15 +109,17 @@ def candidates(args: argparse.Namespace) -> tuple[Training, list[Planned], str]:
         raise ValueError(f"{next(iter(left_out))} is not modelled")
     training = training_asked(args, asked)
     mine = layout_asked(training, asked) if asked else None
-    usual = Choices(context_parallel=args.context_parallel, zero_bubble=args.zero_bubble)
+    usual = Choices(context_parallel=args.context_parallel, zero_bubble=args.zero_bubble, headroom=args.headroom)
+    everything = replace(ALL_OPEN, headroom=args.headroom)
     wide = args.all_choices or asked.keys() & MORE  # who asks for more than ranks is compared with all
     try:
-        fastest, nothing = best_layouts(training, ALL_OPEN if wide else usual, args.best), ""
+        fastest, nothing = best_layouts(training, everything if wide else usual, args.best), ""
     except ValueError as error:
         if not mine:
             raise
         fastest, nothing = [], str(error)
-    return training, [mine or fastest[0], *fastest], others_text(fastest, mine, nothing)
+    behind = others_text(fastest, mine, nothing, training.room_bytes, args.headroom)
+    return training, [mine or fastest[0], *fastest], behind
 
 
 def printed(
@@ -122,7 +132,8 @@ def printed(
     **beside: object,
 ) -> str:
     """The report of the first layout, between texts and notes; with `--json` of all, `beside` further plain data."""
-    reports = [report_of_layout(training, planned.layout, args.tokens or 0, args.price or 0) for planned in layouts]
+    asked = args.tokens or 0, args.price or 0, args.headroom
+    reports = [report_of_layout(training, planned.layout, *asked) for planned in layouts]
     if args.json:
         each = zip(layouts, reports, strict=True)
         plain, *more = [{"layout": planned.layout._asdict()} | asdict(report) for planned, report in each]
@@ -200,6 +211,16 @@ def _count(text: str) -> int:
     if not text.isdecimal() or not int(text):
         raise argparse.ArgumentTypeError(f"{text} must be a whole number of at least 1")
     return int(text)
+
+
+def _percent(text: str) -> float:
+    try:
+        percent = float(text.removesuffix("%"))
+    except ValueError:
+        percent = -1
+    if not 0 <= percent < 100:
+        raise argparse.ArgumentTypeError(f"{text} must be a percentage from 0 to less than 100, such as 10%")
+    return percent / 100
 
 
 def _amount(units: dict[str, float], such_as: str, about: str) -> dict:

@@ -20,10 +20,11 @@ from lib.cost.sizes import ModelShape
 from lib.layout import Layout
 from lib.pipeline.gantt import gantt
 from lib.pipeline.schedules.action import Op
+from lib.planner.margin import HEADROOM, TIGHT, memory_verdict, ran_text, verdict_text
 from lib.planner.memory import bytes_of_rank, share_of_rank
 from lib.planner.peak import not_counted, step_memory
 from lib.planner.plan import Plan, bytes_out_of_a_node, step_bubble, step_traffic
-from lib.planner.search import Planned, layout_text, why_slower
+from lib.planner.search import Planned, compared, layout_text, why_slower
 from lib.planner.seconds import OPTIMIZER_BYTES, Seconds, step_s
 from lib.planner.stacks import SHARES, Stack
 from lib.planner.training import Cluster, Layout4D, Training
@@ -113,15 +114,24 @@ def _range(numbers: Sequence[float], form: str) -> str:
     return most if least == most else f"{least} to {most}"
 
 
-def others_text(found: list[Planned], mine: Planned | None, nothing: str = "") -> str:
-    """The fastest layouts of a search, or why there is `nothing`; how much slower others and `mine` are, and why."""
+def others_text(
+    found: list[Planned], mine: Planned | None, nothing: str = "", room_bytes: float = math.inf, headroom: float = 0
+) -> str:
+    """The fastest layouts of a search, or why there is `nothing`; how much slower others and `mine` are, and why.
+
+    A layout that is tight says so, and one that does not fit is compared with none.
+    """
+
+    def words_of(planned: Planned) -> str:
+        return memory_verdict(planned.memory.total, room_bytes, headroom)
+
     lines = ["the fastest layouts that fit:" if found else nothing]
     for place, planned in enumerate(found, 1):
         said = f"{layout_text(planned.layout)}, {planned.memory.total / 1e9:.1f} GB, {planned.seconds.total:.2f} s"
+        said += ", tight" if words_of(planned) == TIGHT else ""
         lines.append(f"{place}. {said}" + (f": {why_slower(found[0], planned)}" if place > 1 else ""))
     if mine and found:
-        slower = mine.seconds.total > found[0].seconds.total
-        lines.append(f"yours is {why_slower(found[0], mine) if slower else 'as fast as the fastest that was found'}")
+        lines.append(compared(found[0], mine, words_of(mine)))
     return wrapped(lines)
 
 
@@ -209,18 +219,20 @@ def _plan_sends(plan: Plan, ranks_per_node: int) -> list[dict]:
 # ---- of a training --------------------------------------------------------------------------------------------------
 
 
-def report_of_layout(training: Training, layout: Layout4D, tokens: float = 0, price: float = 0) -> Report:
+def report_of_layout(
+    training: Training, layout: Layout4D, tokens: float = 0, price: float = 0, headroom: float = HEADROOM
+) -> Report:
     """Bytes and seconds of a run on a cluster, from formulas; days for `tokens`, money at a `price` per GPU hour."""
     seconds = step_s(training, layout)
     places = [_place(training, layout, place) for place in range(layout.pp)]
-    need, room = max(place["held"]["total"] for place in places) / 1e9, training.room_bytes / 1e9
-    fits = f"{'fits' if need <= room else 'does not fit'}: {need:.1f} of {room:.1f} GB"
+    need = max(place["held"]["total"] for place in places)
+    notes = [verdict_text(training, layout, headroom), ran_text(need, training.room_bytes)]
     answers = _answers(training, layout, seconds.total)
     if tokens:
         answers |= _of_the_run(tokens, price, layout.gpus, answers)
     words, sends = _described(training, layout), _sends(training, layout)
     waits = _waits(training, layout, seconds)
-    return Report(words, places, sends, waits, [fits], seconds._asdict(), answers, _inputs(training))
+    return Report(words, places, sends, waits, notes, seconds._asdict(), answers, _inputs(training))
 
 
 def _described(training: Training, layout: Layout4D) -> list[str]:

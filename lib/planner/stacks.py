@@ -6,7 +6,7 @@ matmul reaches, is calibrated on a published run (`CALIBRATED`). Chapter 14 test
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 from lib.cost.models import known
 from lib.cost.sizes import RECIPES, Recipe
@@ -34,7 +34,7 @@ class Stack:
         recipe, logits_bytes: bytes kept per parameter; and per logit at the peak, as computed, in float32, their
             logarithms, and the gradient.
         whole_gradient_bytes: kept per parameter by a rank with ZeRO-2 or 3 while it sums several microbatches: it
-            reduces the gradients of the last microbatch, and until then its gradients are whole. 0: it reduces each microbatch.
+            reduces the gradients of the last microbatch, and gradients are whole until then. 0: it reduces all of them.
         splits_vocabulary: whether tensor-parallel ranks have shares of the embedding and of the logits; otherwise each
             of them has the whole of both. The weight of the head is split in any case.
         spare_activations: bytes allocated per counted byte, with gaps of the allocator and temporary tensors; below 1
@@ -103,3 +103,12 @@ def stack_for(name: str, gpu: str) -> Stack:
     """A stack on a GPU; a GPU without calibration gets the constants of the H100, whose kernels are the newest."""
     matmul, attention = SHARES.get(gpu, SHARES["h100"])
     return replace(Stack(matmul, attention), **STACKS[known(name, STACKS, "stack")])
+
+
+def stack_name(stack: Stack) -> str:
+    """The name under which a stack is known on some GPU; empty if a setting is changed."""
+    shares = "matmul_share", "attention_share"  # of a GPU
+    plain = asdict(Stack(0, 0)) | {"recipe": Stack.recipe}
+    mine = {name: getattr(stack, name) for name in plain if name not in shares}
+    of_name = ((name, plain | settings) for name, settings in STACKS.items())
+    return next((name for name, of in of_name if mine == {one: of[one] for one in mine}), "")
