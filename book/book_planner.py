@@ -18,7 +18,7 @@ from book.published import LATER, RUNS
 from book.published.rows import predict, read_rows, rows_json
 from lib.cost.models import NOT_MODELLED
 from lib.cost.sizes import PLANNED_RECOMPUTE, ModelShape
-from lib.planner import search, seconds
+from lib.planner import margin, search, seconds
 from lib.planner.training import GPUS, PRESET_MODELS, STACKS, Cluster, Training, stack_for
 
 SCRIPTS = "planner.js", "model_config.js", "will_it_fit.js"
@@ -67,6 +67,9 @@ def numbers() -> dict:
             "optimizer_bytes": seconds.OPTIMIZER_BYTES,
             "tp_sums": seconds.TP_SUMS,
             "recompute": PLANNED_RECOMPUTE,
+            "headroom": margin.HEADROOM,
+            "ran_at_fill": [(start, *of) for start, of in sorted(margin.RAN_AT_FILL.items())],
+            "compared": {name: asdict(recipe) for name, recipe in margin.compared_recipes().items()},
         },
         "foreign": {
             "config": FOREIGN["config"],

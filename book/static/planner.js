@@ -197,6 +197,33 @@ const planner = (training, limits) => {
     return ranks.reduce((most, one) => (sum(one) > sum(most) ? one : most));
   };
   const room = device.memory_bytes * stack.usable_share;
+  // lib/planner/margin.py: three values, what would turn them, and the published layouts that ran as full.
+  const verdict = (bytes, headroom = limits.headroom) =>
+    bytes > room ? "does not fit" : bytes > (1 - headroom) * room ? "tight" : "fits";
+  const perParameter = (of) => of.weight_bytes + of.gradient_bytes + of.master_bytes + of.state_bytes;
+  const verdictText = (layout, name, headroom) => {
+    const heldWith = (other) => {
+      const bytes = sum(planner({ ...training, stack: { ...stack, recipe: other } }, limits).memory(layout));
+      return { word: verdict(bytes, headroom), bytes, gb: (bytes / 1e9).toFixed(1), count: perParameter(other) };
+    };
+    const own = heldWith(recipe), usual = Object.entries(limits.compared).map(([of, one]) => [of, heldWith(one)]);
+    const said = `${own.word}: ${own.gb} of ${(room / 1e9).toFixed(1)} GB with ${own.count} bytes per parameter${
+      name ? ` (${name})` : ""}`;
+    const rank = ({ word, count }) =>
+      [![word, own.word].includes("does not fit"), Math.abs(count - own.count), count].map(Number);
+    const first = (a, b) => a.map((x, i) => x - b[i]).find((x) => x) ?? 0;
+    const [turned] = usual.filter(([, { word }]) => word !== own.word).sort(([, a], [, b]) => first(rank(a), rank(b)));
+    if (turned) return `${said}; with ${turned[1].count} (${turned[0]}) ${turned[1].gb}: ${turned[1].word}`;
+    const counts = usual.map(([, { count }]) => count);
+    return `${said}; the same with ${Math.min(...counts)} to ${Math.max(...counts)}, which the stacks keep`;
+  };
+  const ranText = (bytes) => {
+    const fills = limits.ran_at_fill.filter(([start]) => start === 0 || (100 * bytes) / room >= start);
+    const [start, ran, tried] = fills.at(-1), end = limits.ran_at_fill[fills.length]?.[0];
+    const where = end === undefined ? `above ${start}%` : start === 0 ? `below ${end}%` : `at ${start} to ${end}%`;
+    return `of ${tried} published layouts planned ${where} of the memory (A100), ${ran} ran: ${
+      Math.round((100 * ran) / tried)}%`;
+  };
 
   // -- choices
   const upTo = (n) => Array.from({ length: n }, (_, i) => i + 1);
@@ -306,18 +333,20 @@ const planner = (training, limits) => {
     const [time, held] = [seconds(layout), memory(layout)];
     return { layout, seconds: time, memory: held, stepS: sum(time), bytes: sum(held) };
   };
-  // The fastest layouts that fit, and the smallest of all. Recomputation and a loss in pieces only where necessary.
-  const best = ({ most = 3, ...choices } = {}) => {
-    const enough = new Set();
+  // The fastest layouts that fit, tight ones last, and the smallest of all. Recomputation and a loss in pieces only
+  // where necessary.
+  const best = ({ most = 3, headroom = limits.headroom, ...choices } = {}) => {
+    const enough = new Set(), easy = (1 - headroom) * room;
     const all = allLayouts(choices).flatMap((layout) => {
       const { tp, cp, pp, rows, stages_per_rank: v, zero, schedule, replicas, recompute, loss_chunks: chunks } = layout;
       const plain = [tp, cp, pp, rows, v, zero, schedule, replicas].join();
       if ((recompute !== "none" || chunks > 1) && enough.has(plain)) return [];
       const one = planned(layout);
-      if (recompute === "none" && one.bytes <= room) enough.add(plain);
+      if (recompute === "none" && one.bytes <= easy) enough.add(plain);
       return [one];
     });
-    const fitting = all.filter((one) => one.bytes <= room).sort((a, b) => a.stepS - b.stepS || a.bytes - b.bytes);
+    const fitting = all.filter((one) => one.bytes <= room).sort((a, b) =>
+      (a.bytes > easy) - (b.bytes > easy) || a.stepS - b.stepS || a.bytes - b.bytes);
     const smallest = all.reduce((a, b) => (a && a.bytes <= b.bytes ? a : b), null);
     return { found: fitting.slice(0, most), smallest };
   };
@@ -373,5 +402,8 @@ const planner = (training, limits) => {
     const [kind, extraS] = more.reduce((a, b) => (b[1] > a[1] ? b : a));
     return { fraction: other.stepS / one.stepS - 1, kind, extraS };
   };
-  return { parameters, planned, answers, room, refusal, allLayouts, someFits, best, nothing, layoutText, whySlower, axes };
+  return {
+    parameters, memory, verdict, verdictText, ranText, planned, answers, room, refusal, allLayouts, someFits, best, nothing,
+    layoutText, whySlower, axes,
+  };
 };

@@ -62,11 +62,12 @@
     recompute: ["Recompute", numbers.limits.recompute],
     every: ["… one block in", [1, 2, 3, 4]],
     loss: ["Loss in pieces", doubled(1, 16)],
+    whole: ["Gradients kept whole", [["stack", "as in the stack"], [0, "no"], [2, "16 bit"], [4, "32 bit"]]],
     search: ["Compared with", [["usual", "usual layouts"], ["all", "all"]]],
   };
   const START = { // 64 GPUs have 5,120 GB together, and this does not fit
     model: "llama-70b", gpu: "h100", gpus: 64, seq: 4096, batch: 1024, stack: "megatron", tokens: "", price: "",
-    tp: 8, cp: 1, pp: 1, v: 1, schedule: "1f1b", b: 4, zero: 1, sp: 1, recompute: "none", every: 1, loss: 1, search: "usual",
+    tp: 8, cp: 1, pp: 1, v: 1, schedule: "1f1b", b: 4, zero: 1, sp: 1, recompute: "none", every: 1, loss: 1, whole: "stack", search: "usual",
     config: "",
   };
   const KINDS = { // a kind of lib/planner: its words, its colour
@@ -75,7 +76,7 @@
     optimizer: ["optimizer", "opt"],
     activations: ["activations", "activation"],
     logits: ["logits", "activation"],
-    gathered: ["gathered block", "param"],
+    gathered: ["gathered unit", "param"],
     matmuls: ["matmuls", "forward"],
     attention: ["attention", "forward"],
     memory: ["memory traffic", "forward"],
@@ -190,7 +191,8 @@
     const training = {
       model: { ...model, context: given.seq },
       device,
-      stack: of[at.gpu] ?? of.h100, // as lib.planner does for a GPU without calibration
+      // As lib.planner does for a GPU without calibration.
+      stack: { ...(of[at.gpu] ?? of.h100), ...(at.whole !== "stack" && { whole_gradient_bytes: Number(at.whole) }) },
       gpus: given.gpus,
       per_node: given["per-node"],
       global_batch: given.batch,
@@ -255,7 +257,8 @@
   };
 
   const say = (word, html) => {
-    const words = `<strong class="${word === "It fits." ? "ok" : "bad"}">${word}</strong> <span>${html}</span>`;
+    const ink = { "It fits.": "ok", "It is tight.": "tight" }[word] ?? "bad";
+    const words = `<strong class="${ink}">${word}</strong> <span>${html}</span>`;
     if (part(".verdict").innerHTML !== words) part(".verdict").innerHTML = words; // else it would be read out again
   };
   const escaped = (text) => new Option(text).innerHTML;
@@ -290,20 +293,26 @@
       || (every > 1 && recompute === "full") || (zero === 3 && tp > 1);
     const best = search(of, training, isWide), { found, smallest } = best;
     const gpu = at.gpu === "other" ? "GPU" : at.gpu.toUpperCase(), spare = of.room - own.bytes;
-    for (const name of Object.keys(CHIPS).filter((one) => one !== "search"))
+    for (const name of Object.keys(CHIPS).filter((one) => !["search", "whole"].includes(one)))
       for (const input of field(`${name}-chips`).querySelectorAll("input")) // what a press on it would say; the style
         input.title = of.refusal(layoutOf({ ...at, [name]: input.value }, training)) ?? ""; // sheet marks those with it
     part(".ranks").textContent = `${many(Number((of.parameters / 1e9).toPrecision(4)))} billion parameters. dp: ${
       many(training.gpus)} GPUs ÷ ${tp * cp * pp} = ${many(dp)}. A step has ${
       many(training.global_batch * training.model.context)} tokens.`;
 
-    const size = `Peak memory is ${gb(own.bytes)} per GPU, ${gb(Math.abs(spare))} ${
-      spare < 0 ? "more" : "less"} than the ${gpu} has.`;
+    const name = at.whole === "stack" ? at.stack : "";
+    const [, rests] = / of (.*)/.exec(of.verdictText(layout, name)); // the memory, the bytes per parameter, what turns it
+    const ran = of.ranText(own.bytes).replace("of", "Of");
+    const size = `Peak memory is ${gb(own.bytes)} per GPU, of ${rests}. <span class="ran">${ran}.</span>`;
     const time = `${sec(own.stepS)} at ${percent(of.answers(own).mfu)} MFU`;
-    const rest = found[0]?.stepS < own.stepS ? `, ${slower(of, found[0], own)}` : ", the fastest that fits";
+    const rest = found[0]?.stepS < own.stepS
+      ? `, ${slower(of, found[0], own)}`
+      : found[0]?.stepS > own.stepS
+        ? `, ${percent(found[0].stepS / own.stepS - 1)} faster than the fastest that is not tight`
+        : ", the fastest that fits";
     if (refusal) say("Impossible.", refusal);
     else if (spare < 0) say("It does not fit.", `${size} <span>With enough memory a step would take ${time}.</span>`);
-    else say("It fits.", `${size} <span>A step takes ${time}${rest}.</span>`);
+    else say(of.verdict(own.bytes) === "tight" ? "It is tight." : "It fits.", `${size} <span>A step takes ${time}${rest}.</span>`);
 
     for (const name of [".bars", ".kinds", ".answers"]) part(name).hidden = refusal !== null;
     if (!refusal) {
@@ -322,9 +331,10 @@
     }
 
     const same = JSON.stringify(choicesOf(layout));
+    const tight = (one) => (of.verdict(one.bytes) === "tight" ? ", tight" : "");
     const button = (one, why) =>
       `<li><button type="button" aria-pressed="${JSON.stringify(choicesOf(one.layout)) === same}"><b>${
-        of.layoutText(one.layout)}</b>${sec(one.stepS)}, ${gb(one.bytes)}${why}</button></li>`;
+        of.layoutText(one.layout)}</b>${sec(one.stepS)}, ${gb(one.bytes)}${tight(one)}${why}</button></li>`;
     const [title, offered] = found.length
       ? [`The fastest that fit${best.isWide ? ", of all layouts" : ""}`,
         found.map((one, i) => button(one, i ? `<br>${slower(of, found[0], one)}` : ""))]

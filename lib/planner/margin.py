@@ -47,7 +47,7 @@ def verdict_text(training: Training, layout: Layout4D, headroom: float = HEADROO
     name = stack_name(training.stack)
     said = f"{word}: {need:.1f} of {room / 1e9:.1f} GB with {recipe.bytes_per_parameter:g} bytes per parameter"
     said += f" ({name})" if name else ""
-    usual = {of: STACKS[of].get("recipe", Stack.recipe) for of in COMPARED}
+    usual = compared_recipes()
     turning = []
     for of, other in usual.items():
         turned, there = _held_with(training, layout, other, headroom)
@@ -59,6 +59,11 @@ def verdict_text(training: Training, layout: Layout4D, headroom: float = HEADROO
         return f"{said}; the same with {min(counts):g} to {max(counts):g}, which the stacks keep"
     _, count, of, there, turned = min(turning)
     return f"{said}; with {count:g} ({of}) {there:.1f}: {turned}"
+
+
+def compared_recipes() -> dict[str, Recipe]:
+    """Stacks with different bytes per parameter."""
+    return {name: STACKS[name].get("recipe", Stack.recipe) for name in COMPARED}
 
 
 def _held_with(training: Training, layout: Layout4D, recipe: Recipe, headroom: float) -> tuple[str, float]:

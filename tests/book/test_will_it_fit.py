@@ -18,6 +18,7 @@ from lib.cost.models import known
 from lib.cost.sizes import BIASES, PLANNED_RECOMPUTE, ModelShape, Recipe
 from lib.layout import divisors
 from lib.planner import Choices, Cluster, Layout4D, Training, best_layouts, memory_bytes, step_s
+from lib.planner.margin import ran_text, verdict_text
 from lib.planner.refusals import refusal
 from lib.planner.report import report_of_layout
 from lib.planner.search import ALL_OPEN, all_layouts, why_slower
@@ -127,7 +128,8 @@ def test_seconds_and_bytes_of_a_thousand_random_layouts(page, say):
     rng = random.Random(0)
     layouts = [some_layout(rng) for _ in range(1000)]
     runs = [some_training(rng, layout.gpus) for layout in layouts]
-    what = """{...of.planned(layout), answers: of.answers(of.planned(layout), 15e12, 2.5), room: of.room,
+    what = """{...of.planned(layout), verdict: [of.verdictText(layout, "here"), of.ranText(of.planned(layout).bytes)],
+        answers: of.answers(of.planned(layout), 15e12, 2.5), room: of.room,
         parameters: of.parameters}"""
     worst = 0.0
     for said, run, layout in zip(ask(page, what, runs, layouts), runs, layouts, strict=True):
@@ -138,6 +140,10 @@ def test_seconds_and_bytes_of_a_thousand_random_layouts(page, say):
         assert said["answers"].keys() == answers.keys() and said["parameters"] == run.model.num_parameters
         found += [abs(said["answers"][name] / value - 1) for name, value in answers.items()]
         assert max(found) < 1e-9, (run, layout)
+        named = re.sub(
+            r" bytes per parameter( \([\w-]+\))?", " bytes per parameter (here)", verdict_text(run, layout)
+        )
+        assert said["verdict"] == [named, ran_text(held.total, run.room_bytes)]
         assert math.isclose(said["room"], run.cluster.device.memory_bytes * run.stack.usable_share)
         worst = max(worst, *found)
     say(f"planner.js and lib.planner differ by {worst:.1e} at most")
@@ -358,12 +364,37 @@ def test_what_it_says_is_what_python_says(page_at):
     assert f"{first.memory.total / 1e9:.1f} GB" in page.inner_text(".best button >> nth=0")
 
 
+@pytest.mark.parametrize(("rows", "word", "ink"), [(1, "It fits.", "ok"), (4, "It is tight.", "tight")])
+def test_a_verdict_of_three_values(page_at, rows, word, ink):
+    """73 of 80 GB are not green; the stack, a stack that turns it, and how many published layouts ran are there."""
+    run = Training(PRESET_MODELS["llama-70b"], Cluster(GPUS["h100"], 64), stack_for("megatron", "h100"), 1024)
+    layout = Layout4D(8, 1, 2, 4, rows, sequence_parallel=True)
+    page = page_at(f"?gpus=64&tp=8&pp=2&b={rows}")
+    held = memory_bytes(run, layout).total
+    assert verdict(page).startswith(word) and page.get_attribute(".verdict strong", "class") == ink
+    rests = verdict_text(run, layout).partition(" of ")[2]
+    assert f"Peak memory is {held / 1e9:.1f} GB per GPU, of {rests}. " in verdict(page)
+    assert ran_text(held, run.room_bytes)[2:] in verdict(page)
+
+
+def test_gradients_that_are_kept_whole(page_at):
+    page = page_at("?model=llama3-8b&gpus=8&batch=64&seq=4096&tp=1&b=2&zero=3&recompute=full&stack=fsdp")
+    run = Training(PRESET_MODELS["llama3-8b"], Cluster(GPUS["h100"], 8), stack_for("fsdp", "h100"), 64)
+    run = replace(run, model=replace(run.model, context=4096))
+    for size in (0, 2, 4):
+        page.check(f"input[name=whole][value='{size}']")
+        wide = replace(run, stack=replace(run.stack, whole_gradient_bytes=size))
+        held = memory_bytes(wide, Layout4D(1, 1, 1, 8, 2, 1, 3, recompute="full"))
+        assert f"gradients {held.gradients / 1e9:.1f} GB" in page.text_content(".kinds ul >> nth=0")
+    assert "whole=4" in page.url and held.gradients > 30e9
+
+
 def test_the_address_keeps_what_was_chosen(page_at):
     page = page_at()
     assert "It does not fit." in verdict(page) and "?" not in page.url
     page.focus("input[name=pp]:checked")
     page.keyboard.press("ArrowRight")
-    assert "It fits." in verdict(page) and "pp=2" in page.url
+    assert "It is tight." in verdict(page) and "pp=2" in page.url
     assert page.get_attribute(".verdict", "aria-live") == "polite"
     typed(page, gpus=128)
     said, address = verdict(page), page.url
@@ -484,9 +515,9 @@ def test_a_card_is_typed(page_at):
     run = Training(model, Cluster(card, 16, 4), stack_for("megatron", "rtx4090"), 64)
     layout = Layout4D(8, 1, 1, 2, 1, 1, 1, True)
     held, time = memory_bytes(run, layout), step_s(run, layout)
-    assert f"Peak memory is {held.total / 1e9:.1f} GB per GPU" in verdict(page) and "than the GPU has" in verdict(
+    assert f"Peak memory is {held.total / 1e9:.1f} GB per GPU" in verdict(
         page
-    )
+    ) and "GB per GPU, of 24.0 GB with" in verdict(page)
     assert f"{time.total:#.3g} s" in verdict(page) and "per-node=4" in page.url and "memory-bandwidth=1" in page.url
     # With other figures a preset keeps its constants; choosing one sets them.
     page.select_option("[name=gpu]", "a100")

@@ -57,6 +57,13 @@ def test_no_tight_layout_is_recommended_if_another_exists():
     assert all(one.memory.total > 0.9 * few.room_bytes for one in best_layouts(few)), "nothing else fits"
 
 
+def test_recomputation_is_tried_where_a_layout_without_is_tight():
+    run = training()
+    found = {one.layout for one in best_layouts(run, best=10_000)}
+    plain = [one._replace(recompute="none") for one in found if one.recompute == "full"]
+    assert any(0.9 < memory_bytes(run, one).total / run.room_bytes <= 1 for one in plain)
+
+
 def smallest(run):
     return min(memory_bytes(run, layout).total for layout in all_layouts(run, Choices()))
 
