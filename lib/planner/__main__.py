@@ -12,15 +12,16 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, fields, replace
 
+from lib.cost.adapters import BASES, Adapters
 from lib.cost.hardware import BYTES, FLOPS, SPEEDS, TOKENS, Device, amount
 from lib.cost.models import NOT_MODELLED, known
-from lib.cost.sizes import BIASES, LLAMA, PLANNED_RECOMPUTE, ZERO_STAGES, ModelShape
+from lib.cost.sizes import BIASES, LLAMA, OPTIMIZERS, PLANNED_RECOMPUTE, ZERO_STAGES, ModelShape, recipe_of_optimizer
 from lib.planner import Choices, Cluster, Layout4D, Planned, Training, best_layouts, memory_bytes, step_s
 from lib.planner.margin import HEADROOM
 from lib.planner.refusals import refusal
 from lib.planner.report import others_text, report_of_layout, wrapped
-from lib.planner.search import ALL_OPEN
-from lib.planner.training import GPUS, PRESET_MODELS, STACKS, stack_for
+from lib.planner.search import ALL_OPEN, layout_text, layouts_by_memory
+from lib.planner.training import GPUS, OFFLOADS, PRESET_MODELS, STACKS, stack_for
 
 STEP_TOKENS = 4 * 2**20  # unless --batch gives a number of sequences
 SIZES = {"hidden": "d_model", "layers": "num_layers", "heads": "num_heads", "vocab": "vocab_size", "seq": "context"}
@@ -42,7 +43,7 @@ def main(argv: list[str] | None = None) -> None:
     parser = planner_options("python -m lib.planner", about)
     args = parser.parse_args(argv)
     try:
-        print(printed(args, *candidates(args)))
+        print(answered(args))
     except ValueError as error:
         parser.error(str(error))
 
@@ -76,6 +77,11 @@ def planner_options(prog: str, about: str) -> argparse.ArgumentParser:
         help="bytes per parameter of whole gradients that a rank with ZeRO-2 or 3 keeps until the last microbatch, as "
         "Accelerate (2) and fully_shard without sums (2 or 4) do; 0: it reduces each microbatch",
     )
+    trained = parser.add_argument_group("what is trained, and where it is kept")
+    trained.add_argument("--optimizer", choices=OPTIMIZERS, default="adam", help="its states; muon: memory only")
+    trained.add_argument("--lora", **count, help="rank of adapters on all matrices of a frozen model; memory only")
+    trained.add_argument("--base", choices=BASES, help="precision of the frozen model; 4bit is QLoRA; default 16bit")
+    trained.add_argument("--offload", choices=OFFLOADS, help="to the host: memory only; parameters need ZeRO-3")
     layout = parser.add_argument_group("layout", "reports on one instead of searching; --dp may be left out")
     for option in COUNTS:
         layout.add_argument(f"--{option}", dest="rows" if option == "microbatch" else None, **count)
@@ -100,6 +106,38 @@ def planner_options(prog: str, about: str) -> argparse.ArgumentParser:
     for name in NOT_MODELLED:
         parser.add_argument(f"--{name.split()[-1].lower()}", dest=name, nargs="?", const=True, help=argparse.SUPPRESS)
     return parser
+
+
+def answered(args: argparse.Namespace, notes: Sequence[str] = ()) -> str:
+    """The report on the options; without seconds where they are not modelled."""
+    if args.lora or args.offload or args.optimizer == "muon":
+        return printed_memory(args, notes)
+    return printed(args, *candidates(args), notes=notes)
+
+
+def printed_memory(args: argparse.Namespace, notes: Sequence[str] = ()) -> str:
+    """The report of a training without seconds, and layouts that fit."""
+    asked = options_given(args, Layout4D._fields)
+    training = training_asked(args, asked)
+    if args.tokens or args.price:
+        raise ValueError(f"--tokens and --price need seconds, and {training.no_seconds}")
+    choices = Choices(context_parallel=args.context_parallel, zero_bubble=args.zero_bubble, headroom=args.headroom)
+    if args.all_choices or asked.keys() & MORE:
+        choices = replace(ALL_OPEN, headroom=args.headroom)
+    layout = completed_layout(training, asked) if asked else None
+    try:
+        found, nothing = layouts_by_memory(training, choices, args.best), ""
+    except ValueError as error:
+        if not layout:
+            raise
+        found, nothing = [], str(error)
+    report = report_of_layout(training, layout or found[0][0], headroom=args.headroom)
+    if args.json:
+        more = [{"layout": one._asdict(), "held": memory._asdict()} for one, memory in found]
+        return json.dumps(asdict(training) | {"report": asdict(report), "layouts": more, "notes": notes}, indent=1)
+    lines = [nothing or "layouts that fit, the least split first:"]
+    lines += [f"{i}. {layout_text(one)}, {memory.total / 1e9:.1f} GB" for i, (one, memory) in enumerate(found, 1)]
+    return "\n\n".join(filter(None, [wrapped(notes), str(report), wrapped(lines)]))
 
 
 def candidates(args: argparse.Namespace) -> tuple[Training, list[Planned], str]:
@@ -151,10 +189,22 @@ def training_asked(args: argparse.Namespace, asked: dict) -> Training:
         raise ValueError(f"{gpus} GPUs of {name} are on several nodes: give --network, such as 25GB per GPU")
     batch = args.batch or max(1, STEP_TOKENS // model.context)
     stack = replace(stack_for(args.stack, name), **options_given(args, ["whole_gradient_bytes"]))
-    return Training(model, Cluster(device, gpus, args.per_node), stack, batch)
+    if args.optimizer != "adam":
+        stack = replace(stack, recipe=recipe_of_optimizer(stack.recipe, args.optimizer))
+    if args.base and not args.lora:
+        raise ValueError(f"--base {args.base} is the precision of a frozen model: give --lora RANK, such as 16")
+    adapters = Adapters(args.lora, args.base or "16bit") if args.lora else None
+    kept = adapters, args.offload or "", args.optimizer
+    return Training(model, Cluster(device, gpus, args.per_node), stack, batch, *kept)
 
 
 def layout_asked(training: Training, asked: dict, able: frozenset[str] = frozenset()) -> Planned:
+    """The layout that is asked for, with its seconds and memory."""
+    layout = completed_layout(training, asked, able)
+    return Planned(layout, step_s(training, layout), memory_bytes(training, layout))
+
+
+def completed_layout(training: Training, asked: dict, able: frozenset[str] = frozenset()) -> Layout4D:
     """The layout that is asked for: ranks that are left out follow; `able` as in `refusal`."""
     tp, cp, pp = (asked.get(axis, 1) for axis in ("tp", "cp", "pp"))
     dp = asked.get("dp", max(1, training.cluster.gpus // (tp * cp * pp)))
@@ -162,7 +212,9 @@ def layout_asked(training: Training, asked: dict, able: frozenset[str] = frozens
     layout = Layout4D(tp, cp, pp, dp, zero=zero, sequence_parallel=tp > 1)._replace(**asked)
     if why := refusal(training, layout, able):
         raise ValueError(why)
-    return Planned(layout, step_s(training, layout), memory_bytes(training, layout))
+    if training.offload == "parameters" and layout.zero != 3:
+        raise ValueError("--offload parameters moves shards of ZeRO-3: add --zero 3, or take --offload optimizer")
+    return layout
 
 
 def _device(args: argparse.Namespace) -> tuple[str, Device]:

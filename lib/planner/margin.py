@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from lib.cost.sizes import Recipe
-from lib.planner.memory import memory_bytes
+from lib.cost.adapters import BASES
+from lib.cost.sizes import Recipe, recipe_of_optimizer
+from lib.planner.memory import host_bytes, memory_bytes
 from lib.planner.stacks import STACKS, Stack, stack_name
 from lib.planner.training import Layout4D, Training
 
@@ -41,24 +42,57 @@ def ran_text(need_bytes: float, room_bytes: float) -> str:
 
 
 def verdict_text(training: Training, layout: Layout4D, headroom: float = HEADROOM) -> str:
-    """The verdict with the bytes per parameter on which it rests, and those of a stack that would turn it."""
-    room, recipe = training.room_bytes, training.stack.recipe
-    word, need = _held_with(training, layout, recipe, headroom)
-    name = stack_name(training.stack)
-    said = f"{word}: {need:.1f} of {room / 1e9:.1f} GB with {recipe.bytes_per_parameter:g} bytes per parameter"
-    said += f" ({name})" if name else ""
-    usual = compared_recipes()
+    """The verdict with the bytes per parameter on which it rests, and those of a stack that would turn it.
+
+    Of adapters: the precision of the base instead, and the training of all parameters.
+    """
+    room = training.room_bytes
+
+    def held(one: Training) -> tuple[str, float]:
+        need = memory_bytes(one, layout).total
+        return memory_verdict(need, room, headroom), need / 1e9
+
+    word, need = held(training)
+    said = f"{word}: {need:.1f} of {room / 1e9:.1f} GB with {_rests_on(training)}"
     turning = []
-    for of, other in usual.items():
-        turned, there = _held_with(training, layout, other, headroom)
+    for place, (words, other) in enumerate(_alternatives(training)):
+        turned, there = held(other)
         if turned != word:
-            apart = abs(other.bytes_per_parameter - recipe.bytes_per_parameter)
-            turning.append(((TOO_LARGE not in (turned, word), apart), other.bytes_per_parameter, of, there, turned))
+            turning.append((TOO_LARGE not in (turned, word), place, f"{words} {there:.1f}: {turned}"))
     if not turning:
-        counts = [one.bytes_per_parameter for one in usual.values()]
-        return f"{said}; the same with {min(counts):g} to {max(counts):g}, which the stacks keep"
-    _, count, of, there, turned = min(turning)
-    return f"{said}; with {count:g} ({of}) {there:.1f}: {turned}"
+        return f"{said}; the same {_whichever(training)}"
+    return f"{said}; with {min(turning)[-1]}"
+
+
+def _rests_on(training: Training) -> str:
+    """The bytes behind a verdict, in words."""
+    if training.adapters:
+        return f"adapters of rank {training.adapters.rank} on a base in {training.adapters.base[:-3]} bit"
+    name = stack_name(training.stack) if training.optimizer == "adam" else training.optimizer
+    return f"{training.stack.recipe.bytes_per_parameter:.4g} bytes per parameter" + (f" ({name})" if name else "")
+
+
+def _alternatives(training: Training) -> list[tuple[str, Training]]:
+    """The same training with the bytes of each stack, the nearest first, in words; or with a base of each precision."""
+    if adapters := training.adapters:
+        others = [replace(adapters, base=base) for base in BASES if base != adapters.base]
+        bases = [(f"a base in {one.base[:-3]} bit", one) for one in others]
+        return [(words, replace(training, adapters=one)) for words, one in [*bases, ("all parameters trained", None)]]
+    mine = training.stack.recipe.bytes_per_parameter
+    found = []
+    for name, recipe in compared_recipes().items():
+        recipe = recipe if training.optimizer == "adam" else recipe_of_optimizer(recipe, training.optimizer)
+        count = recipe.bytes_per_parameter
+        other = replace(training, stack=replace(training.stack, recipe=recipe))
+        found.append((abs(count - mine), count, f"{count:.4g} ({name})", other))
+    return [(words, other) for *_, words, other in sorted(found, key=lambda one: one[:2])]
+
+
+def _whichever(training: Training) -> str:
+    if training.adapters:
+        return "with a base in 4 or 16 bit, and with all parameters trained"
+    counts = [other.stack.recipe.bytes_per_parameter for _, other in _alternatives(training)]
+    return f"with {min(counts):.4g} to {max(counts):.4g}, which the stacks keep"
 
 
 def compared_recipes() -> dict[str, Recipe]:
@@ -66,8 +100,7 @@ def compared_recipes() -> dict[str, Recipe]:
     return {name: STACKS[name].get("recipe", Stack.recipe) for name in COMPARED}
 
 
-def _held_with(training: Training, layout: Layout4D, recipe: Recipe, headroom: float) -> tuple[str, float]:
-    """The verdict with a recipe in place of the stack's, and GB."""
-    other = replace(training, stack=replace(training.stack, recipe=recipe))
-    need = memory_bytes(other, layout).total
-    return memory_verdict(need, training.room_bytes, headroom), need / 1e9
+def without_seconds(training: Training, layout: Layout4D) -> list[str]:
+    """Bytes in the memory of the host, and why there are no seconds."""
+    host = f"the host holds {host_bytes(training, layout) / 1e9:.1f} GB for each GPU"
+    return [host] * bool(training.offload) + [training.no_seconds]

@@ -128,6 +128,8 @@ def best_layouts(training: Training, choices: Choices | None = None, best: int =
     Raises:
         ValueError: no layout splits evenly, or none fits: by how much the smallest is too large, and a way out.
     """
+    if training.no_seconds:
+        raise ValueError(f"{training.no_seconds}; layouts_by_memory lists layouts without them")
     choices, room = choices or Choices(), training.room_bytes
     easy = (1 - choices.headroom) * room
     held, enough = {}, set()
@@ -143,6 +145,32 @@ def best_layouts(training: Training, choices: Choices | None = None, best: int =
         raise ValueError(_nothing(training, choices, held))
     planned = [Planned(layout, step_s(training, layout), memory) for layout, memory in fitting]
     return sorted(planned, key=lambda plan: (plan.memory.total > easy, plan.seconds.total, plan.memory.total))[:best]
+
+
+def layouts_by_memory(
+    training: Training, choices: Choices | None = None, best: int = 3
+) -> list[tuple[Layout4D, Bytes]]:
+    """Layouts that fit, without seconds: tight ones last, then the least split and the least sharded first.
+
+    Raises:
+        ValueError: as `best_layouts`.
+    """
+    choices, room = choices or Choices(), training.room_bytes
+    held = {
+        one: memory_bytes(training, one)
+        for one in all_layouts(training, choices)
+        if training.offload != "parameters" or one.zero == 3
+    }
+
+    def order(one: Layout4D) -> tuple[float, ...]:
+        is_tight = held[one].total > (1 - choices.headroom) * room
+        again = PLANNED_RECOMPUTE.index(one.recompute)
+        return is_tight, one.tp * one.cp * one.pp, one.loss_chunks, again, one.zero, -one.rows, held[one].total
+
+    fitting = sorted((one for one, memory in held.items() if memory.total <= room), key=order)
+    if not fitting:
+        raise ValueError(_nothing(training, choices, held))
+    return [(one, held[one]) for one in fitting[:best]]
 
 
 def _nothing(training: Training, choices: Choices, held: dict[Layout4D, Bytes]) -> str:

@@ -52,8 +52,10 @@ def step_s(training: Training, layout: Layout4D) -> Seconds:
     """Seconds of a step by kind.
 
     Raises:
-        ValueError: the layout and the cluster have different numbers of GPUs.
+        ValueError: the layout and the cluster have different numbers of GPUs, or such a training has no seconds.
     """
+    if training.no_seconds:
+        raise ValueError(training.no_seconds)
     tp, cp, pp, dp, rows, v = layout.tp, layout.cp, layout.pp, layout.dp, layout.rows, layout.stages_per_rank
     model, cluster, stack, shards = training.model, training.cluster, training.stack, layout.shards
     if layout.gpus != cluster.gpus:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
+from lib.cost.adapters import Adapters
 from lib.cost.hardware import GPUS, Device
 from lib.cost.models import PRESETS, known
 from lib.cost.sizes import LLAMA, MODELS, ModelShape, train_flops
@@ -42,16 +43,31 @@ class Cluster:
         return min(link, on_a_node * network)
 
 
+OFFLOADS = "optimizer", "parameters"
+
+
 @dataclass(frozen=True, eq=False)  # compared by identity, so that caches find it quickly
 class Training:
-    """A training run whose layout is open: `model.context` is s, `global_batch` sequences of a step over all GPUs."""
+    """A training run whose layout is open: `model.context` is s, `global_batch` sequences of a step over all GPUs.
+
+    Args:
+        adapters: they are trained, and the model is frozen; None: all parameters are trained.
+        offload: `optimizer`: its states and the master copy are in the memory of the host; `parameters`: shards of
+            parameters and gradients as well, with ZeRO-3.
+        optimizer: of `lib.cost.sizes.OPTIMIZERS`; the stack's recipe has its bytes.
+    """
 
     model: ModelShape
     cluster: Cluster
     stack: Stack
     global_batch: int
+    adapters: Adapters | None = None
+    offload: str = ""
+    optimizer: str = "adam"
 
     def __post_init__(self) -> None:
+        if self.offload not in ("", *OFFLOADS):
+            raise ValueError(f"offload={self.offload!r} must be one of {', '.join(OFFLOADS)}")
         whole_number("gpus", self.cluster.gpus, 1)
         whole_number("per_node", self.cluster.per_node, 1)
         whole_number("global_batch", self.global_batch, 1)
@@ -64,6 +80,16 @@ class Training:
     def end_parameters(self) -> int:
         """Parameters of the embedding; the head has the same number."""
         return self.model.vocab_size * self.model.d_model
+
+    @property
+    def no_seconds(self) -> str:
+        """Why the seconds of this training are not modelled, in a sentence; empty if they are."""
+        reasons = {
+            "LoRA computes no gradients of frozen weights, and no published run here has it": self.adapters,
+            "offload moves bytes to the host and back, over a link that is not known here": self.offload,
+            "Muon multiplies each gradient with itself several times, and gathers it first": self.optimizer == "muon",
+        }
+        return "; ".join(f"seconds are not modelled: {why}" for why, holds in reasons.items() if holds)
 
     @property
     def room_bytes(self) -> float:

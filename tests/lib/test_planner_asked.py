@@ -87,7 +87,7 @@ ANSWERED = {  # question → what the answer says
         "counting the full s x s matrix of attention",
         "counting its causal half, all that a fused kernel computes",
     ),
-    f"{ON_8} --best 1": ("not modelled: a mixture of experts, FP8, FP4, LoRA, offload",),
+    f"{ON_8} --best 1": ("not modelled: a mixture of experts, FP8, FP4",),
 }
 
 REFUSED = {  # question → what the one sentence says
@@ -114,8 +114,8 @@ REFUSED = {  # question → what the one sentence says
     "--model llama-4-maverick --gpus 8": "a mixture of experts is not modelled",
     "--model llama3-8b-fp8 --gpus 8": "FP8 is not modelled",
     f"{ON_8} --fp8": "FP8 is not modelled",
-    f"{ON_8} --lora 16": "LoRA is not modelled",
-    f"{ON_8} --offload": "offload is not modelled",
+    f"{ON_8} --model llama-7b-lora": "LoRA is no part of a name; it is an option of python -m lib.planner",
+    f"{ON_8} --offload": "expected one argument",
     f"{ON_8} --experts 8": "a mixture of experts is not modelled",
     # names
     "--model lama-70b --gpus 8": f"'lama-70b' {NO_MODEL}; or did you mean llama-70b",
