@@ -44,6 +44,11 @@ class Cluster:
 
 
 OFFLOADS = "optimizer", "parameters"
+NO_SECONDS = {
+    "adapters": "LoRA computes no gradients of frozen weights, and no published run here has it",
+    "offload": "offload moves bytes to the host and back, over a link that is not known here",
+    "muon": "Muon multiplies each gradient with itself several times, and gathers it first",
+}
 
 
 @dataclass(frozen=True, eq=False)  # compared by identity, so that caches find it quickly
@@ -84,12 +89,8 @@ class Training:
     @property
     def no_seconds(self) -> str:
         """Why the seconds of this training are not modelled, in a sentence; empty if they are."""
-        reasons = {
-            "LoRA computes no gradients of frozen weights, and no published run here has it": self.adapters,
-            "offload moves bytes to the host and back, over a link that is not known here": self.offload,
-            "Muon multiplies each gradient with itself several times, and gathers it first": self.optimizer == "muon",
-        }
-        return "; ".join(f"seconds are not modelled: {why}" for why, holds in reasons.items() if holds)
+        holds = {"adapters": self.adapters, "offload": self.offload, "muon": self.optimizer == "muon"}
+        return "; ".join(f"seconds are not modelled: {NO_SECONDS[name]}" for name, is_so in holds.items() if is_so)
 
     @property
     def room_bytes(self) -> float:
