@@ -16,10 +16,11 @@ from live_page import ROOT, add_live_page, table
 from book.explain.configs import FOREIGN, OFF, USUAL_TOKENS
 from book.published import LATER, RUNS
 from book.published.rows import predict, read_rows, rows_json
-from lib.cost.models import NOT_MODELLED
-from lib.cost.sizes import PLANNED_RECOMPUTE, ModelShape
-from lib.planner import search, seconds
-from lib.planner.training import GPUS, PRESET_MODELS, STACKS, Cluster, Training, stack_for
+from lib.cost.adapters import ADAPTER_RECIPE, BASES
+from lib.cost.models import NOT_IN_A_NAME, NOT_MODELLED
+from lib.cost.sizes import OPTIMIZERS, PLANNED_RECOMPUTE, ModelShape
+from lib.planner import margin, search, seconds
+from lib.planner.training import GPUS, NO_SECONDS, PRESET_MODELS, STACKS, Cluster, Training, stack_for
 
 SCRIPTS = "planner.js", "model_config.js", "will_it_fit.js"
 CHOSEN = {
@@ -41,6 +42,7 @@ def plain_model(shape: ModelShape) -> dict:
 
 def plain_training(training: Training) -> dict:
     """A training as the script takes it."""
+    adapters = training.adapters
     return {
         "model": plain_model(training.model),
         "device": asdict(training.cluster.device),
@@ -48,6 +50,9 @@ def plain_training(training: Training) -> dict:
         "gpus": training.cluster.gpus,
         "per_node": training.cluster.per_node,
         "global_batch": training.global_batch,
+        "adapters": adapters and asdict(adapters) | {"base_bytes": adapters.base_bytes},
+        "offload": training.offload,
+        "optimizer": training.optimizer,
     }
 
 
@@ -67,6 +72,14 @@ def numbers() -> dict:
             "optimizer_bytes": seconds.OPTIMIZER_BYTES,
             "tp_sums": seconds.TP_SUMS,
             "recompute": PLANNED_RECOMPUTE,
+            "optimizers": OPTIMIZERS,
+            "no_seconds": NO_SECONDS,
+            "not_modelled": list(NOT_MODELLED),
+            "bases": BASES,
+            "adapter_recipe": asdict(ADAPTER_RECIPE),
+            "headroom": margin.HEADROOM,
+            "ran_at_fill": [(start, *of) for start, of in sorted(margin.RAN_AT_FILL.items())],
+            "compared": {name: asdict(recipe) for name, recipe in margin.compared_recipes().items()},
         },
         "foreign": {
             "config": FOREIGN["config"],
@@ -74,7 +87,7 @@ def numbers() -> dict:
             "fields": {one.name: None if one.default is MISSING else one.default for one in fields(ModelShape)},
             "off": OFF,
             "usual_tokens": USUAL_TOKENS,
-            "not_modelled": NOT_MODELLED,
+            "not_modelled": NOT_MODELLED | NOT_IN_A_NAME,
         },
     }
 

@@ -16,7 +16,7 @@ from book.explain.models import read_config
 from book.explain.tables import FRAMEWORKS
 from book.explain.values import Asked
 from lib.cost.models import NOT_MODELLED
-from lib.planner.__main__ import candidates, layout_asked, options_given, planner_options, printed, training_asked
+from lib.planner.__main__ import answered, layout_asked, options_given, planner_options, printed, training_asked
 from lib.planner.training import Layout4D
 
 ABOUT = "A command of Megatron-LM, or a file of torchtitan, Accelerate, DeepSpeed, nanotron or axolotl, flag by flag."
@@ -40,7 +40,7 @@ def main(argv: list[str] | None = None) -> None:
             foreign = read_foreign(words)
             parser.set_defaults(**foreign.found)
         args, _ = parser.parse_known_args(argv)
-        said = explained(args, foreign, notes) if foreign else printed(args, *candidates(args), notes=notes)
+        said = explained(args, foreign, notes) if foreign else answered(args, notes)
     except (ValueError, OSError) as error:
         parser.error(str(error))
     print(said)
@@ -49,6 +49,11 @@ def main(argv: list[str] | None = None) -> None:
 def explained(args: argparse.Namespace, foreign: Asked, notes: list[str]) -> str:
     """The report of the layout that a foreign command asks for; before it, each of its flags."""
     asked = options_given(args, Layout4D._fields)
+    if args.lora or args.offload or args.optimizer != "adam":
+        raise ValueError("--lora, --offload and --optimizer are for a model without a file: python -m lib.planner")
+    if (kept := args.whole_gradient_bytes) not in (None, foreign.found.get("whole_gradient_bytes")):
+        foreign.found["whole_gradient_bytes"] = kept
+        foreign.by["whole_gradient_bytes"] = f"--whole-gradients {kept}"
     training, asked = completed(foreign, asked, training_asked(args, foreign.found | asked), args.batch)
     mine = layout_asked(training, asked, frozenset(FRAMEWORKS[foreign.framework].get("able", ())))
     notes = [*notes, *foreign.notes, *(f"not modelled: {name}" for name in options_given(args, NOT_MODELLED))]

@@ -14,6 +14,9 @@
     model: ["Model", [...Object.keys(numbers.models), ["config", "a config.json…"]]],
     gpu: ["GPU", [...Object.entries(numbers.gpus).map(ofPresets), ["other", "another card…"]]],
     stack: ["Stack", Object.keys(numbers.stacks)],
+    trained: ["Trained", [["all", "all parameters"], ["16bit", "LoRA, base in 16 bit"], ["4bit", "LoRA, base in 4 bit"]]],
+    optimizer: ["Optimizer", Object.keys(numbers.limits.optimizers)],
+    offload: ["Offload", [["none", "nothing"], "optimizer", ["parameters", "all of ZeRO-3"]]],
   };
   // A text as a number, or NaN; thousands may have commas.
   const number = (text) => {
@@ -35,6 +38,7 @@
     gpus: ["GPUs", ...count(2 ** 20, 64)],
     batch: ["Batch, sequences", ...count(2 ** 24, 1024)],
     seq: ["Sequence, tokens", ...count(2 ** 24, 4096)],
+    rank: ["Rank of LoRA", ...count(2 ** 16, 16)],
   };
   const CARD = { // as in lib.planner's command; the field of Device, and how much one is
     peak: ["Peak, TFLOP/s, 16 bit", ...figure(1e12, 989), "peak_flops", 1e12],
@@ -62,12 +66,14 @@
     recompute: ["Recompute", numbers.limits.recompute],
     every: ["… one block in", [1, 2, 3, 4]],
     loss: ["Loss in pieces", doubled(1, 16)],
+    whole: ["Gradients kept whole", [["stack", "as in the stack"], [0, "no"], [2, "16 bit"], [4, "32 bit"]]],
     search: ["Compared with", [["usual", "usual layouts"], ["all", "all"]]],
   };
   const START = { // 64 GPUs have 5,120 GB together, and this does not fit
     model: "llama-70b", gpu: "h100", gpus: 64, seq: 4096, batch: 1024, stack: "megatron", tokens: "", price: "",
-    tp: 8, cp: 1, pp: 1, v: 1, schedule: "1f1b", b: 4, zero: 1, sp: 1, recompute: "none", every: 1, loss: 1, search: "usual",
-    config: "",
+    trained: "all", optimizer: "adam", offload: "none", rank: 16,
+    tp: 8, cp: 1, pp: 1, v: 1, schedule: "1f1b", b: 4, zero: 1, sp: 1, recompute: "none", every: 1, loss: 1,
+    whole: "stack", search: "usual", config: "",
   };
   const KINDS = { // a kind of lib/planner: its words, its colour
     parameters: ["parameters", "param"],
@@ -75,7 +81,7 @@
     optimizer: ["optimizer", "opt"],
     activations: ["activations", "activation"],
     logits: ["logits", "activation"],
-    gathered: ["gathered block", "param"],
+    gathered: ["gathered unit", "param"],
     matmuls: ["matmuls", "forward"],
     attention: ["attention", "forward"],
     memory: ["memory traffic", "forward"],
@@ -121,7 +127,7 @@
       <div class="kinds"><ul></ul><ul></ul></div>
       <p class="answers"></p><div class="best"></div>
       <p class="end"><button type="button" class="copy">Copy link</button> Not modelled: ${
-        Object.keys(numbers.foreign.not_modelled).join(", ")}.</p>
+        numbers.limits.not_modelled.join(", ")}.</p>
     </div></div>
     <svg height="0" aria-hidden="true"><pattern id="hatched" width="6" height="6" patternTransform="rotate(45)"
       patternUnits="userSpaceOnUse"><path d="M0 0V6"/></pattern></svg>`;
@@ -186,17 +192,28 @@
       }
     if (first) return { first };
     const device = { ...numbers.gpus[at.gpu] }, of = numbers.stacks[at.stack];
+    const usual = of[at.gpu] ?? of.h100; // as lib.planner does for a GPU without calibration
     for (const [name, [, , , key]] of Object.entries(CARD)) device[key] = given[name];
     const training = {
       model: { ...model, context: given.seq },
       device,
-      stack: of[at.gpu] ?? of.h100, // as lib.planner does for a GPU without calibration
+      ...trainedOf(at, given.rank),
+      stack: {
+        ...usual,
+        ...(at.whole !== "stack" && { whole_gradient_bytes: Number(at.whole) }),
+        ...(at.optimizer !== "adam" && { recipe: recipeOf(usual.recipe, numbers.limits.optimizers[at.optimizer]) }),
+      },
       gpus: given.gpus,
       per_node: given["per-node"],
       global_batch: given.batch,
     };
     return { training, notes, tokens: given.tokens, price: given.price };
   };
+  const trainedOf = ({ trained, optimizer, offload }, rank) => ({
+    adapters: trained === "all" ? null : { rank, base: trained, base_bytes: numbers.limits.bases[trained] },
+    offload: offload === "none" ? "" : offload,
+    optimizer,
+  });
   const layoutOf = (at, { gpus, per_node: perNode }) => {
     const [tp, cp, pp, rows, v, every, loss] = [at.tp, at.cp, at.pp, at.b, at.v, at.every, at.loss].map(Number);
     const dp = gpus / (tp * cp * pp), hybrid = at.zero === "hsdp";
@@ -255,7 +272,8 @@
   };
 
   const say = (word, html) => {
-    const words = `<strong class="${word === "It fits." ? "ok" : "bad"}">${word}</strong> <span>${html}</span>`;
+    const ink = { "It fits.": "ok", "It is tight.": "tight" }[word] ?? "bad";
+    const words = `<strong class="${ink}">${word}</strong> <span>${html}</span>`;
     if (part(".verdict").innerHTML !== words) part(".verdict").innerHTML = words; // else it would be read out again
   };
   const escaped = (text) => new Option(text).innerHTML;
@@ -265,8 +283,9 @@
     const open = { zeroBubble: true, hybrid: true, ways: numbers.limits.recompute, everies: [1, 2], pieces: [1, 8] };
     const key = JSON.stringify([training, isWide]);
     if (searched.key === key) return searched;
-    searched = { key, isWide, ...of.best(isWide ? open : {}) };
-    if (!isWide && !searched.found.length) searched = { key, isWide: true, ...of.best(open) };
+    const best = of.noSeconds ? of.leastSplit : of.best;
+    searched = { key, isWide, ...best(isWide ? open : {}) };
+    if (!isWide && !searched.found.length) searched = { key, isWide: true, ...best(open) };
     if (!searched.found.length) searched.nothing = of.nothing(open, searched.smallest);
     return searched;
   };
@@ -284,28 +303,42 @@
 
     const of = planner(training, numbers.limits);
     for (const [name, possible] of Object.entries({ ...of.axes, v: of.axes.v(at.pp) })) offer(name, possible);
-    const layout = layoutOf(at, training), own = of.planned(layout), refusal = of.refusal(layout);
+    const layout = layoutOf(at, training), own = of.planned(layout), refusal = of.refusal(layout) ?? (
+      training.offload === "parameters" && layout.zero !== 3
+        ? "Offloaded parameters are shards of ZeRO-3: choose ZeRO stage 3, or offload the optimizer." : null);
     const { tp, cp, pp, dp, zero, recompute, schedule, every, replicas, loss_chunks: chunks } = layout;
     const isWide = at.search === "all" || schedule !== "1f1b" || !["none", "full"].includes(recompute) || chunks > 1 || replicas > 1
       || (every > 1 && recompute === "full") || (zero === 3 && tp > 1);
     const best = search(of, training, isWide), { found, smallest } = best;
     const gpu = at.gpu === "other" ? "GPU" : at.gpu.toUpperCase(), spare = of.room - own.bytes;
-    for (const name of Object.keys(CHIPS).filter((one) => one !== "search"))
+    for (const name of Object.keys(CHIPS).filter((one) => !["search", "whole"].includes(one)))
       for (const input of field(`${name}-chips`).querySelectorAll("input")) // what a press on it would say; the style
         input.title = of.refusal(layoutOf({ ...at, [name]: input.value }, training)) ?? ""; // sheet marks those with it
     part(".ranks").textContent = `${many(Number((of.parameters / 1e9).toPrecision(4)))} billion parameters. dp: ${
       many(training.gpus)} GPUs ÷ ${tp * cp * pp} = ${many(dp)}. A step has ${
       many(training.global_batch * training.model.context)} tokens.`;
 
-    const size = `Peak memory is ${gb(own.bytes)} per GPU, ${gb(Math.abs(spare))} ${
-      spare < 0 ? "more" : "less"} than the ${gpu} has.`;
-    const time = `${sec(own.stepS)} at ${percent(of.answers(own).mfu)} MFU`;
-    const rest = found[0]?.stepS < own.stepS ? `, ${slower(of, found[0], own)}` : ", the fastest that fits";
+    const name = at.whole === "stack" ? at.stack : "";
+    const [, rests] = / of (.*)/.exec(of.verdictText(layout, name)); // memory, bytes per parameter, what turns it
+    const ran = of.ranText(own.bytes).replace("of", "Of");
+    const size = `Peak memory is ${gb(own.bytes)} per GPU, of ${rests}. <span class="ran">${ran}.</span>`;
+    const time = of.noSeconds ? "" : `${sec(own.stepS)} at ${percent(of.answers(own).mfu)} MFU`;
+    const stepOf = (words) => `<span>${of.noSeconds ? `${of.noSeconds}.` : words}</span>`;
+    const rest = found[0]?.stepS < own.stepS
+      ? `, ${slower(of, found[0], own)}`
+      : found[0]?.stepS > own.stepS
+        ? `, ${percent(found[0].stepS / own.stepS - 1)} faster than the fastest that is not tight`
+        : ", the fastest that fits";
     if (refusal) say("Impossible.", refusal);
-    else if (spare < 0) say("It does not fit.", `${size} <span>With enough memory a step would take ${time}.</span>`);
-    else say("It fits.", `${size} <span>A step takes ${time}${rest}.</span>`);
+    else if (spare < 0) say("It does not fit.", `${size} ${stepOf(`With enough memory a step would take ${time}.`)}`);
+    else {
+      const word = of.verdict(own.bytes) === "tight" ? "It is tight." : "It fits.";
+      say(word, `${size} ${stepOf(`A step takes ${time}${rest}.`)}`);
+    }
 
     for (const name of [".bars", ".kinds", ".answers"]) part(name).hidden = refusal !== null;
+    for (const name of [".bars figure + figure", ".kinds ul + ul", ".answers"])
+      part(name).hidden = refusal !== null || of.noSeconds !== "";
     if (!refusal) {
       const width = part("figure").clientWidth;
       const sizes = [...new Set(Object.values(numbers.gpus).map((one) => one.memory_bytes))].sort((a, b) => a - b);
@@ -315,19 +348,24 @@
       const marks = sizes.filter((x) => x < full && !near(x)).map((x) => [x, (x / 1e9).toFixed(0)]);
       draw(0, `Peak memory per GPU: ${gb(own.bytes)} of ${gb(of.room, 0)}`, own.memory, full,
         [...marks, [of.room, `${gpu} ${gb(of.room, 0)}`, true]], gb);
-      const fastest = found.slice(0, 1).map(({ stepS }) => [stepS, `fastest ${sec(stepS)}`, true]);
-      draw(1, `Time of a step: ${sec(own.stepS)}`, own.seconds, 1.02 * Math.max(own.stepS, found[0]?.stepS ?? 0),
-        fastest, (x) => `${sec(x)} (${((100 * x) / own.stepS).toFixed(0)}%)`);
-      part(".answers").innerHTML = answersText(of, own, tokens, price);
+      if (!of.noSeconds) {
+        const fastest = found.slice(0, 1).map(({ stepS }) => [stepS, `fastest ${sec(stepS)}`, true]);
+        draw(1, `Time of a step: ${sec(own.stepS)}`, own.seconds, 1.02 * Math.max(own.stepS, found[0]?.stepS ?? 0),
+          fastest, (x) => `${sec(x)} (${((100 * x) / own.stepS).toFixed(0)}%)`);
+        part(".answers").innerHTML = answersText(of, own, tokens, price);
+      }
     }
 
     const same = JSON.stringify(choicesOf(layout));
+    const taken = (one) => `${of.noSeconds ? "" : `${sec(one.stepS)}, `}${gb(one.bytes)}${
+      of.verdict(one.bytes) === "tight" ? ", tight" : ""}`;
     const button = (one, why) =>
       `<li><button type="button" aria-pressed="${JSON.stringify(choicesOf(one.layout)) === same}"><b>${
-        of.layoutText(one.layout)}</b>${sec(one.stepS)}, ${gb(one.bytes)}${why}</button></li>`;
+        of.layoutText(one.layout)}</b>${taken(one)}${why}</button></li>`;
     const [title, offered] = found.length
-      ? [`The fastest that fit${best.isWide ? ", of all layouts" : ""}`,
-        found.map((one, i) => button(one, i ? `<br>${slower(of, found[0], one)}` : ""))]
+      ? [`${of.noSeconds ? "Those that fit, the least split first" : "The fastest that fit"}${
+        best.isWide ? ", of all layouts" : ""}`,
+        found.map((one, i) => button(one, i && !of.noSeconds ? `<br>${slower(of, found[0], one)}` : ""))]
       : [`${best.nothing}.`, smallest ? [button(smallest, "")] : []];
     part(".best").innerHTML = `<p>${title}</p><ol>${offered.join("")}</ol>`;
     box.querySelectorAll(".best button").forEach((one, i) =>

@@ -56,7 +56,8 @@ def model_text(shape: ModelShape) -> str:
 
 # What the formulas do not have → names that would be read as if they had it.
 _EXPERTS = r"moe|mixtral|\dx\d+b|-a\d+(\.\d)?b|deepseek-?(v\d|r1)(?!-distill)|dbrx|grok|gpt-oss|llama-?4\b|kimi-?k"
-NOT_MODELLED = {"a mixture of experts": _EXPERTS, "FP8": "fp8", "FP4": r"fp4\b", "LoRA": "lora", "offload": "offload"}
+NOT_MODELLED = {"a mixture of experts": _EXPERTS, "FP8": "fp8", "FP4": r"fp4\b"}
+NOT_IN_A_NAME = {"LoRA": "lora", "offload": "offload"}  # options of the planner
 
 
 def known(name: str, among: dict, what: str, otherwise: str = "") -> str:
@@ -73,6 +74,9 @@ def known(name: str, among: dict, what: str, otherwise: str = "") -> str:
     for part, pattern in NOT_MODELLED.items():
         if re.search(pattern, small):
             raise ValueError(f"{name}: {part} is not modelled")
+    for part, pattern in NOT_IN_A_NAME.items():
+        if re.search(pattern, small):
+            raise ValueError(f"{name}: {part} is no part of a name; it is an option of python -m lib.planner")
     plain = {other.replace("-", ""): other for other in among}
     if (short := small.rpartition("/")[2].replace("-", "")) in plain:
         return plain[short]

@@ -12,14 +12,16 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, fields, replace
 
+from lib.cost.adapters import BASES, Adapters
 from lib.cost.hardware import BYTES, FLOPS, SPEEDS, TOKENS, Device, amount
 from lib.cost.models import NOT_MODELLED, known
-from lib.cost.sizes import BIASES, LLAMA, PLANNED_RECOMPUTE, ZERO_STAGES, ModelShape
+from lib.cost.sizes import BIASES, LLAMA, OPTIMIZERS, PLANNED_RECOMPUTE, ZERO_STAGES, ModelShape, recipe_of_optimizer
 from lib.planner import Choices, Cluster, Layout4D, Planned, Training, best_layouts, memory_bytes, step_s
+from lib.planner.margin import HEADROOM
 from lib.planner.refusals import refusal
 from lib.planner.report import others_text, report_of_layout, wrapped
-from lib.planner.search import ALL_OPEN
-from lib.planner.training import GPUS, PRESET_MODELS, STACKS, stack_for
+from lib.planner.search import ALL_OPEN, layout_text, layouts_by_memory
+from lib.planner.training import GPUS, OFFLOADS, PRESET_MODELS, STACKS, stack_for
 
 STEP_TOKENS = 4 * 2**20  # unless --batch gives a number of sequences
 SIZES = {"hidden": "d_model", "layers": "num_layers", "heads": "num_heads", "vocab": "vocab_size", "seq": "context"}
@@ -41,7 +43,7 @@ def main(argv: list[str] | None = None) -> None:
     parser = planner_options("python -m lib.planner", about)
     args = parser.parse_args(argv)
     try:
-        print(printed(args, *candidates(args)))
+        print(answered(args))
     except ValueError as error:
         parser.error(str(error))
 
@@ -67,6 +69,19 @@ def planner_options(prog: str, about: str) -> argparse.ArgumentParser:
         cluster.add_argument(f"--{option}", dest=field, metavar="SIZE", **_amount(units, such_as, text))
     cluster.add_argument("--per-node", **count, default=8, help="GPUs that share the fast link")
     cluster.add_argument("--stack", default="megatron", metavar="NAME", help=f"one of {', '.join(STACKS)}")
+    cluster.add_argument(
+        "--whole-gradients",
+        dest="whole_gradient_bytes",
+        type=int,
+        choices=(0, 2, 4),
+        help="bytes per parameter of whole gradients that a rank with ZeRO-2 or 3 keeps until the last microbatch, as "
+        "Accelerate (2) and fully_shard without sums (2 or 4) do; 0: it reduces each microbatch",
+    )
+    trained = parser.add_argument_group("what is trained, and where it is kept")
+    trained.add_argument("--optimizer", choices=OPTIMIZERS, default="adam", help="its states; muon: memory only")
+    trained.add_argument("--lora", **count, help="rank of adapters on all matrices of a frozen model; memory only")
+    trained.add_argument("--base", choices=BASES, help="precision of the frozen model; 4bit is QLoRA; default 16bit")
+    trained.add_argument("--offload", choices=OFFLOADS, help="to the host: memory only; parameters need ZeRO-3")
     layout = parser.add_argument_group("layout", "reports on one instead of searching; --dp may be left out")
     for option in COUNTS:
         layout.add_argument(f"--{option}", dest="rows" if option == "microbatch" else None, **count)
@@ -77,6 +92,13 @@ def planner_options(prog: str, about: str) -> argparse.ArgumentParser:
     search.add_argument("--context-parallel", **on, help="also split sequences")
     search.add_argument("--zero-bubble", **on, help="also try ZB-H1 and ZB-V")
     search.add_argument("--all-choices", **on, help="also HSDP, recomputation by kind, a loss in pieces")
+    search.add_argument(
+        "--headroom",
+        type=_percent,
+        default=HEADROOM,
+        metavar="PERCENT",
+        help="10%%: of a GPU's memory, that a layout leaves; one that leaves less is tight, and comes last",
+    )
     search.add_argument("--best", **count, default=3, help="number of layouts to print")
     search.add_argument("--tokens", **_amount(TOKENS, "15.6T", "of the training, for its days and hours"))
     search.add_argument("--price", type=float, help="of a GPU for an hour, for the money")
@@ -86,6 +108,38 @@ def planner_options(prog: str, about: str) -> argparse.ArgumentParser:
     return parser
 
 
+def answered(args: argparse.Namespace, notes: Sequence[str] = ()) -> str:
+    """The report on the options; without seconds where they are not modelled."""
+    if args.lora or args.offload or args.optimizer == "muon":
+        return printed_memory(args, notes)
+    return printed(args, *candidates(args), notes=notes)
+
+
+def printed_memory(args: argparse.Namespace, notes: Sequence[str] = ()) -> str:
+    """The report of a training without seconds, and layouts that fit."""
+    asked = options_given(args, Layout4D._fields)
+    training = training_asked(args, asked)
+    if args.tokens or args.price:
+        raise ValueError(f"--tokens and --price need seconds, and {training.no_seconds}")
+    choices = Choices(context_parallel=args.context_parallel, zero_bubble=args.zero_bubble, headroom=args.headroom)
+    if args.all_choices or asked.keys() & MORE:
+        choices = replace(ALL_OPEN, headroom=args.headroom)
+    layout = completed_layout(training, asked) if asked else None
+    try:
+        found, nothing = layouts_by_memory(training, choices, args.best), ""
+    except ValueError as error:
+        if not layout:
+            raise
+        found, nothing = [], str(error)
+    report = report_of_layout(training, layout or found[0][0], headroom=args.headroom)
+    if args.json:
+        more = [{"layout": one._asdict(), "held": memory._asdict()} for one, memory in found]
+        return json.dumps(asdict(training) | {"report": asdict(report), "layouts": more, "notes": notes}, indent=1)
+    lines = [nothing or "layouts that fit, the least split first:"]
+    lines += [f"{i}. {layout_text(one)}, {memory.total / 1e9:.1f} GB" for i, (one, memory) in enumerate(found, 1)]
+    return "\n\n".join(filter(None, [wrapped(notes), str(report), wrapped(lines)]))
+
+
 def candidates(args: argparse.Namespace) -> tuple[Training, list[Planned], str]:
     """The training; the layout that is asked for, if one is, and the fastest of a search; how they differ, in words."""
     asked = options_given(args, Layout4D._fields)
@@ -93,15 +147,17 @@ def candidates(args: argparse.Namespace) -> tuple[Training, list[Planned], str]:
         raise ValueError(f"{next(iter(left_out))} is not modelled")
     training = training_asked(args, asked)
     mine = layout_asked(training, asked) if asked else None
-    usual = Choices(context_parallel=args.context_parallel, zero_bubble=args.zero_bubble)
+    usual = Choices(context_parallel=args.context_parallel, zero_bubble=args.zero_bubble, headroom=args.headroom)
+    everything = replace(ALL_OPEN, headroom=args.headroom)
     wide = args.all_choices or asked.keys() & MORE  # who asks for more than ranks is compared with all
     try:
-        fastest, nothing = best_layouts(training, ALL_OPEN if wide else usual, args.best), ""
+        fastest, nothing = best_layouts(training, everything if wide else usual, args.best), ""
     except ValueError as error:
         if not mine:
             raise
         fastest, nothing = [], str(error)
-    return training, [mine or fastest[0], *fastest], others_text(fastest, mine, nothing)
+    behind = others_text(fastest, mine, nothing, training.room_bytes, args.headroom)
+    return training, [mine or fastest[0], *fastest], behind
 
 
 def printed(
@@ -114,7 +170,8 @@ def printed(
     **beside: object,
 ) -> str:
     """The report of the first layout, between texts and notes; with `--json` of all, `beside` further plain data."""
-    reports = [report_of_layout(training, planned.layout, args.tokens or 0, args.price or 0) for planned in layouts]
+    asked = args.tokens or 0, args.price or 0, args.headroom
+    reports = [report_of_layout(training, planned.layout, *asked) for planned in layouts]
     if args.json:
         each = zip(layouts, reports, strict=True)
         plain, *more = [{"layout": planned.layout._asdict()} | asdict(report) for planned, report in each]
@@ -131,10 +188,23 @@ def training_asked(args: argparse.Namespace, asked: dict) -> Training:
     if gpus > args.per_node and device.network_Bps is None:
         raise ValueError(f"{gpus} GPUs of {name} are on several nodes: give --network, such as 25GB per GPU")
     batch = args.batch or max(1, STEP_TOKENS // model.context)
-    return Training(model, Cluster(device, gpus, args.per_node), stack_for(args.stack, name), batch)
+    stack = replace(stack_for(args.stack, name), **options_given(args, ["whole_gradient_bytes"]))
+    if args.optimizer != "adam":
+        stack = replace(stack, recipe=recipe_of_optimizer(stack.recipe, args.optimizer))
+    if args.base and not args.lora:
+        raise ValueError(f"--base {args.base} is the precision of a frozen model: give --lora RANK, such as 16")
+    adapters = Adapters(args.lora, args.base or "16bit") if args.lora else None
+    kept = adapters, args.offload or "", args.optimizer
+    return Training(model, Cluster(device, gpus, args.per_node), stack, batch, *kept)
 
 
 def layout_asked(training: Training, asked: dict, able: frozenset[str] = frozenset()) -> Planned:
+    """The layout that is asked for, with its seconds and memory."""
+    layout = completed_layout(training, asked, able)
+    return Planned(layout, step_s(training, layout), memory_bytes(training, layout))
+
+
+def completed_layout(training: Training, asked: dict, able: frozenset[str] = frozenset()) -> Layout4D:
     """The layout that is asked for: ranks that are left out follow; `able` as in `refusal`."""
     tp, cp, pp = (asked.get(axis, 1) for axis in ("tp", "cp", "pp"))
     dp = asked.get("dp", max(1, training.cluster.gpus // (tp * cp * pp)))
@@ -142,7 +212,9 @@ def layout_asked(training: Training, asked: dict, able: frozenset[str] = frozens
     layout = Layout4D(tp, cp, pp, dp, zero=zero, sequence_parallel=tp > 1)._replace(**asked)
     if why := refusal(training, layout, able):
         raise ValueError(why)
-    return Planned(layout, step_s(training, layout), memory_bytes(training, layout))
+    if training.offload == "parameters" and layout.zero != 3:
+        raise ValueError("--offload parameters moves shards of ZeRO-3: add --zero 3, or take --offload optimizer")
+    return layout
 
 
 def _device(args: argparse.Namespace) -> tuple[str, Device]:
@@ -191,6 +263,16 @@ def _count(text: str) -> int:
     if not text.isdecimal() or not int(text):
         raise argparse.ArgumentTypeError(f"{text} must be a whole number of at least 1")
     return int(text)
+
+
+def _percent(text: str) -> float:
+    try:
+        percent = float(text.removesuffix("%"))
+    except ValueError:
+        percent = -1
+    if not 0 <= percent < 100:
+        raise argparse.ArgumentTypeError(f"{text} must be a percentage from 0 to less than 100, such as 10%")
+    return percent / 100
 
 
 def _amount(units: dict[str, float], such_as: str, about: str) -> dict:

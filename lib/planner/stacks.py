@@ -6,7 +6,7 @@ matmul reaches, is calibrated on a published run (`CALIBRATED`). Chapter 14 test
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 from lib.cost.models import known
 from lib.cost.sizes import RECIPES, Recipe
@@ -40,6 +40,10 @@ class Stack:
         fused_swiglu: whether backward computes silu(gate) again: 6f bytes per token of a gated MLP instead of 8f.
         recipe, logits_bytes: bytes kept per parameter; and per logit at the peak, as computed, in float32, their
             logarithms, and the gradient.
+        whole_gradient_bytes: kept per parameter by a rank with ZeRO-2 or 3 while it sums several microbatches: it
+            reduces the gradients of the last microbatch, and gradients are whole until then. 0: it reduces all of them.
+        splits_vocabulary: whether tensor-parallel ranks have shares of the embedding and of the logits; otherwise each
+            of them has the whole of both. The weight of the head is split in any case.
         spare_activations: bytes allocated per counted byte, with gaps of the allocator and temporary tensors; below 1
             where the software keeps less than the formula has.
         usable_share: of the memory of a GPU as it is sold, by all of this. An "80 GB" GPU has 86 GB: the driver, the
@@ -72,6 +76,8 @@ class Stack:
     logits_bytes: int = 14
     spare_activations: float = 1.0
     usable_share: float = 1.0
+    whole_gradient_bytes: int = 0
+    splits_vocabulary: bool = True
 
 
 CALIBRATED = {"a100": "Korthikanti 175B selective", "h100": "Llama 3 405B 8,192 GPUs"}  # rows, predicted exactly
@@ -106,9 +112,29 @@ STACKS = {
 STACKS["megatron-lm"] = STACKS["megatron"] | {"recipe": RECIPES["mixed Adam, fp32 gradients"]}
 STACKS["fsdp-eager"] = STACKS["fsdp"] | {"traffic": 2.0, "fused_swiglu": False, "launch_s": 1.6e-3}
 STACKS["fsdp1-eager"] = STACKS["fsdp-eager"] | {"reduced_bytes": 2, "copied_bytes": 0}
+# KempnerForge (commit 5666d0d): parameters and both moments in 16 bit; `set_requires_gradient_sync(False)` until the
+# last microbatch, with sums in float32 (training/grad.py, distributed/parallel.py); embedding and logits whole on each
+# rank (distributed/tensor_parallel.py); a loss in 16 bit: logits, logarithms, gradients of both (training/loss.py).
+STACKS["kempner-forge"] = STACKS["fsdp"] | {
+    "gathers_apart": True,
+    "attention_share": 0.5,
+    "recipe": RECIPES["bf16 Adam"],
+    "logits_bytes": 8,
+    "whole_gradient_bytes": 4,
+    "splits_vocabulary": False,
+}
 
 
 def stack_for(name: str, gpu: str) -> Stack:
     """A stack on a GPU; a GPU without calibration gets the constants of the H100, whose kernels are the newest."""
     matmul, attention = SHARES.get(gpu, SHARES["h100"])
     return replace(Stack(matmul, attention), **STACKS[known(name, STACKS, "stack")])
+
+
+def stack_name(stack: Stack) -> str:
+    """The name under which a stack is known on some GPU; empty if a setting is changed."""
+    shares = "matmul_share", "attention_share"  # of a GPU
+    plain = asdict(Stack(0, 0)) | {"recipe": Stack.recipe}
+    mine = {name: getattr(stack, name) for name in plain if name not in shares}
+    of_name = ((name, plain | settings) for name, settings in STACKS.items())
+    return next((name for name, of in of_name if mine == {one: of[one] for one in mine}), "")

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
+from lib.cost.adapters import Adapters
 from lib.cost.hardware import GPUS, Device
 from lib.cost.models import PRESETS, known
 from lib.cost.sizes import LLAMA, MODELS, ModelShape, train_flops
@@ -41,16 +42,36 @@ class Cluster:
         return min(link, on_a_node * network)
 
 
+OFFLOADS = "optimizer", "parameters"
+NO_SECONDS = {
+    "adapters": "LoRA computes no gradients of frozen weights, and no published run here has it",
+    "offload": "offload moves bytes to the host and back, over a link that is not known here",
+    "muon": "Muon multiplies each gradient with itself several times, and gathers it first",
+}
+
+
 @dataclass(frozen=True, eq=False)  # compared by identity, so that caches find it quickly
 class Training:
-    """A training run whose layout is open: `model.context` is s, `global_batch` sequences of a step over all GPUs."""
+    """A training run whose layout is open: `model.context` is s, `global_batch` sequences of a step over all GPUs.
+
+    Args:
+        adapters: they are trained, and the model is frozen; None: all parameters are trained.
+        offload: `optimizer`: its states and the master copy are in the memory of the host; `parameters`: shards of
+            parameters and gradients as well, with ZeRO-3.
+        optimizer: of `lib.cost.sizes.OPTIMIZERS`; the stack's recipe has its bytes.
+    """
 
     model: ModelShape
     cluster: Cluster
     stack: Stack
     global_batch: int
+    adapters: Adapters | None = None
+    offload: str = ""
+    optimizer: str = "adam"
 
     def __post_init__(self) -> None:
+        if self.offload not in ("", *OFFLOADS):
+            raise ValueError(f"offload={self.offload!r} must be one of {', '.join(OFFLOADS)}")
         whole_number("gpus", self.cluster.gpus, 1)
         whole_number("per_node", self.cluster.per_node, 1)
         whole_number("global_batch", self.global_batch, 1)
@@ -63,6 +84,12 @@ class Training:
     def end_parameters(self) -> int:
         """Parameters of the embedding; the head has the same number."""
         return self.model.vocab_size * self.model.d_model
+
+    @property
+    def no_seconds(self) -> str:
+        """Why the seconds of this training are not modelled, in a sentence; empty if they are."""
+        holds = {"adapters": self.adapters, "offload": self.offload, "muon": self.optimizer == "muon"}
+        return "; ".join(f"seconds are not modelled: {NO_SECONDS[name]}" for name, is_so in holds.items() if is_so)
 
     @property
     def room_bytes(self) -> float:
@@ -133,11 +160,8 @@ PRESET_MODELS: dict[str, ModelShape] = {name: MODELS[short] for name, short in _
 
 CARD_OF = {("titan", "h100"): "h100-500w"}  # torchtitan's have 96 GB and 500 W
 SAME = {"selective (per operation)": "ops"}
-STACK_OF = dict.fromkeys(("sc21", "korthikanti", "zb"), "megatron-2021") | {
-    "aa": "aleph-alpha",
-    "llama3": "llama3",
-    "mosaic": "fsdp1-eager",
-}
+STACK_OF = dict.fromkeys(("sc21", "korthikanti", "zb"), "megatron-2021") | {"aa": "aleph-alpha", "llama3": "llama3"}
+STACK_OF |= {"mosaic": "fsdp1-eager", "kempner": "kempner-forge"}
 
 
 def training_of(row: Mapping) -> tuple[Training, Layout4D]:

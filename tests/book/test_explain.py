@@ -445,6 +445,22 @@ def test_yaml_of_accelerate(tmp_path, ask):
         assert of(read_foreign(words), "zero", "replicas") == (zero, 1)
 
 
+def test_gradients_that_accelerate_keeps_whole(tmp_path, ask):
+    """With FSDP and several microbatches, unless our own option says that each microbatch is reduced."""
+    pytest.importorskip("yaml")
+    text = "use_fsdp: true\ndistributed_type: FSDP\nnum_processes: 8\ngradient_accumulation_steps: 4\n"
+    (tmp_path / "a.yaml").write_text(text)
+    held = {}
+    for given in ((), ("--whole-gradients", 0), ("--whole-gradients", 4), ("--batch", 8)):
+        said = ask(text, "--model", "llama-7b", *given)
+        held[given[-2:]] = said["report"]["places"][0]["held"]["gradients"] / 6.738e9
+    assert held == pytest.approx(
+        {(): 2, ("--whole-gradients", 0): 1 / 4, ("--whole-gradients", 4): 4, ("--batch", 8): 1 / 4}, rel=1e-3
+    )
+    said = ask(text, "--model", "llama-7b")
+    assert said["by"]["whole_gradient_bytes"] in ("use_fsdp", "distributed_type FSDP")
+
+
 def test_json_of_deepspeed(ask):
     said = ask(DEEPSPEED, "--model", "llama-7b", "--gpus", 16)
     assert said["report"]["axes"][1] == "dp 16: 8 of 128 sequences each, in 4 microbatches of 2; zero 2"
