@@ -77,7 +77,7 @@ def known(name: str, among: dict, what: str, otherwise: str = "") -> str:
     if (short := small.rpartition("/")[2].replace("-", "")) in plain:
         return plain[short]
     said = f"{what} {name!r} is not a preset"
-    if len(among) < 9:
-        raise ValueError(f"{said} ({', '.join(among)}){otherwise and f': {otherwise}'}")
     near = " or ".join(get_close_matches(small, among, n=3, cutoff=0.75))
+    if len(among) < 9 or (len(among) < 20 and not near):
+        raise ValueError(f"{said} ({', '.join(among)}){otherwise and f': {otherwise}'}")
     raise ValueError(f"{said}{otherwise and f': {otherwise}'}{near and f'; or did you mean {near}?'}")

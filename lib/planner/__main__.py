@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, fields, replace
 
-from lib.cost.hardware import BYTES, FLOPS, SPEEDS, TOKENS, Device, amount
+from lib.cost.hardware import BYTES, FLOPS, SPEEDS, TOKENS, Device, amount, gpu_name
 from lib.cost.models import NOT_MODELLED, known
 from lib.cost.sizes import BIASES, LLAMA, PLANNED_RECOMPUTE, ZERO_STAGES, ModelShape
 from lib.planner import Choices, Cluster, Layout4D, Planned, Training, best_layouts, memory_bytes, step_s
@@ -65,7 +65,7 @@ def planner_options(prog: str, about: str) -> argparse.ArgumentParser:
     cluster.add_argument("--gpu", metavar="NAME", help=f"one of {', '.join(GPUS)} (default h100); or its figures:")
     for option, (field, units, such_as, text) in CARD.items():
         cluster.add_argument(f"--{option}", dest=field, metavar="SIZE", **_amount(units, such_as, text))
-    cluster.add_argument("--per-node", **count, default=8, help="GPUs that share the fast link")
+    cluster.add_argument("--per-node", **count, help="GPUs that share the fast link; default: of this GPU, mostly 8")
     cluster.add_argument("--stack", default="megatron", metavar="NAME", help=f"one of {', '.join(STACKS)}")
     layout = parser.add_argument_group("layout", "reports on one instead of searching; --dp may be left out")
     for option in COUNTS:
@@ -128,10 +128,10 @@ def training_asked(args: argparse.Namespace, asked: dict) -> Training:
     if not gpus:
         raise ValueError("give --gpus, the number of all GPUs")
     model, (name, device) = _model(args), _device(args)
-    if gpus > args.per_node and device.network_Bps is None:
+    if gpus > device.per_node and device.network_Bps is None:
         raise ValueError(f"{gpus} GPUs of {name} are on several nodes: give --network, such as 25GB per GPU")
     batch = args.batch or max(1, STEP_TOKENS // model.context)
-    return Training(model, Cluster(device, gpus, args.per_node), stack_for(args.stack, name), batch)
+    return Training(model, Cluster(device, gpus, device.per_node), stack_for(args.stack, name), batch)
 
 
 def layout_asked(training: Training, asked: dict, able: frozenset[str] = frozenset()) -> Planned:
@@ -151,13 +151,16 @@ def _device(args: argparse.Namespace) -> tuple[str, Device]:
     if args.per_node_Bps:
         if "network_Bps" in given:
             raise ValueError("--network is per GPU and --network-per-node of a whole node: give one of them")
-        given["network_Bps"] = args.per_node_Bps / args.per_node
     figures = {"peak_flops", "memory_Bps", "link_Bps"} & given.keys()
-    name = args.gpu or ("without a name" if figures else "h100")
-    if len(figures) == 3 and "memory_bytes" in given and name.lower() not in GPUS:
-        return name, Device(**{"network_Bps": None} | given, matmul_flops=None, source="given")
-    name = known(name, GPUS, "GPU", "give --peak, --memory, --memory-bandwidth, --link and --network")
-    return name, replace(GPUS[name], **given)
+    name = gpu_name(args.gpu or ("without a name" if figures else "h100"))
+    if len(figures) == 3 and "memory_bytes" in given and name not in GPUS:
+        device = Device(**{"network_Bps": None} | given, matmul_flops=None, source="given")
+    else:
+        name = known(name, GPUS, "GPU", "give --peak, --memory, --memory-bandwidth, --link and --network")
+        device = replace(GPUS[name], **given)
+    if args.per_node_Bps:
+        device = replace(device, network_Bps=args.per_node_Bps / device.per_node)
+    return name, device
 
 
 def _model(args: argparse.Namespace) -> ModelShape:

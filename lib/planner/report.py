@@ -25,7 +25,7 @@ from lib.planner.peak import not_counted, step_memory
 from lib.planner.plan import Plan, bytes_out_of_a_node, step_bubble, step_traffic
 from lib.planner.search import Planned, layout_text, why_slower
 from lib.planner.seconds import OPTIMIZER_BYTES, Seconds, step_s
-from lib.planner.stacks import SHARES, Stack
+from lib.planner.stacks import Stack, calibration_text
 from lib.planner.training import Cluster, Layout4D, Training
 
 WIDTH, MOST_GANTT_ROWS = 100, 8
@@ -273,9 +273,8 @@ def _inputs(training: Training) -> dict[str, str]:
     """All that went into the numbers, in words."""
     cluster, constants = training.cluster, asdict(training.stack)
     recipe = "{weight_bytes} + {gradient_bytes} + {master_bytes} + {state_bytes}".format(**constants.pop("recipe"))
-    calibrated = next((gpu for gpu, shares in SHARES.items() if shares[0] == training.stack.matmul_share), "no GPU")
     numbers = [f"{name} {value}" for name, value in constants.items()]
-    numbers.append(f"matmul_share calibrated on {calibrated}")
+    numbers.append(f"matmul_share calibrated on {calibration_text(training.stack.matmul_share)}")
     numbers.append(f"bytes per parameter kept {recipe} and moved {OPTIMIZER_BYTES}")
     return {
         "model": model_text(training.model),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from lib.cost.hardware import GPUS
 from lib.cost.models import known
 from lib.cost.sizes import RECIPES, Recipe
 
@@ -63,6 +64,7 @@ class Stack:
 CALIBRATED = {"a100": "Korthikanti 175B selective", "h100": "Llama 3 405B 8,192 GPUs"}  # rows, predicted exactly
 # Of the peak: by matmuls, by fused attention. The H100 of 500 W is calibrated on torchtitan's compiled 8B.
 SHARES = {"a100": (0.7683, 0.33), "h100": (0.6498, 0.50), "h100-500w": (0.4832, 0.50)}
+SHARES["a100-40gb"] = SHARES["a100"]  # the same chip
 
 BF16 = RECIPES["mixed Adam"]
 # NVIDIA's recipes sum gradients in 16 bit; of a master copy TransformerEngine keeps the half that the weight lacks:
@@ -85,6 +87,27 @@ STACKS["fsdp-eager"] = STACKS["fsdp"] | {"traffic": 2.0, "fused_swiglu": False}
 
 
 def stack_for(name: str, gpu: str) -> Stack:
-    """A stack on a GPU; a GPU without calibration gets the constants of the H100, whose kernels are the newest."""
-    matmul, attention = SHARES.get(gpu, SHARES["h100"])
+    """A stack on a GPU; a GPU without calibration gets the constants of the H100, whose kernels are the newest.
+
+    Where its fastest published matmul is a smaller part of its peak than on the H100, they are as much smaller.
+    """
+    matmul, attention = SHARES.get(gpu) or (slower_than_h100(gpu) * share for share in SHARES["h100"])
     return replace(Stack(matmul, attention), **STACKS[known(name, STACKS, "stack")])
+
+
+def slower_than_h100(gpu: str) -> float:
+    """The part of its peak that the fastest published matmul of a GPU reaches, over the H100's; 1 if unknown, or more.
+
+    The MI300X: 0.51 of its peak over 0.80, 0.64.
+    """
+    mine, h100 = GPUS.get(gpu), GPUS["h100"]
+    if mine is None or mine.matmul_flops is None:
+        return 1.0
+    return min(1.0, mine.matmul_flops / mine.peak_flops / (h100.matmul_flops / h100.peak_flops))
+
+
+def calibration_text(matmul_share: float) -> str:
+    """The GPU on whose run a fraction of the peak was calibrated."""
+    said = {f"h100, and {slower_than_h100(gpu):.2f} of it": slower_than_h100(gpu) * SHARES["h100"][0] for gpu in GPUS}
+    said = {gpu: share for gpu, (share, _) in SHARES.items()} | said
+    return next((words for words, share in said.items() if share == matmul_share), "no GPU")

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from lib.cost.hardware import GPUS, Device
+from lib.cost.hardware import GPUS, Device, gpu_name
 from lib.cost.models import PRESETS, known
 from lib.cost.sizes import LLAMA, MODELS, ModelShape, train_flops
 from lib.layout import whole_number
@@ -34,10 +34,10 @@ class Cluster:
         because its ring enters and leaves each node once; never more than the link. It reaches a `share` of the network
         bandwidth, by default that of collectives.
         """
-        link = self.device.link_Bps * stack.link_share
+        on_a_node = max(1, min(ranks, self.per_node // stride))
+        link = self.device.link_among(on_a_node) * stack.link_share
         if ranks * stride <= self.per_node:
             return link
-        on_a_node = max(1, min(ranks, self.per_node // stride))
         network = (self.device.network_Bps or 0) * (stack.network_share if share is None else share)
         return min(link, on_a_node * network)
 
@@ -139,7 +139,7 @@ STACK_OF = dict.fromkeys(("sc21", "korthikanti", "zb"), "megatron-2021") | {"aa"
 
 def training_of(row: Mapping) -> tuple[Training, Layout4D]:
     """The training run of a row, and its layout; keys of a row as in `book/published/runs.json`."""
-    gpu = known(str(row["gpu"]).lower().split()[0], GPUS, "GPU")
+    gpu = known(gpu_name(str(row["gpu"])), GPUS, "GPU")
     gpu = CARD_OF.get((row.get("stack"), gpu), gpu)
     gated = bool(row.get("gated"))
     kind = LLAMA if gated else {"dropout_masks": not row.get("flash")}
