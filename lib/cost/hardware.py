@@ -17,7 +17,7 @@ from dataclasses import dataclass
 _TABLES = "Bekman, Machine Learning Engineering Open Book, tables of 2026-08, which cite NVIDIA's data sheets"
 _V100 = f"link: {_TABLES}; the rest as commonly quoted from NVIDIA's data sheet (the sheet itself was not read)"
 _TITAN = "memory, its bandwidth and 500 W instead of 700: torchtitan, benchmarks of 2024-12; the rest as the H100"
-# Where a data sheet is quoted, it was read in a reprint, which is named.
+# A data sheet that is "quoted by" somebody was read there.
 _FASTEST = "fastest matmul: github mag-/gpu_benchmark, README"
 _PCIE = "link: a PCIe slot of 16 lanes, 128b/130b, which the cards share through the host"
 _A100_40 = (
@@ -28,8 +28,8 @@ _GH200 = (
     "`--per-node 4` where NVLink joins four, as on Alps (github eth-cscs/cscs-docs, docs/alps/hardware.md)"
 )
 _NVL72 = (
-    "memory and 2.45 PFLOP/s dense: NVIDIA-NeMo, Megatron-Bridge performance summaries of 2025 and 2026, whose runs use "
-    f"64 GPUs of an NVLink domain; 72 GPUs to a domain, and NVLink 5: {_TABLES}; 8 TB/s: verda.com, GB300 NVL72"
+    "memory and 2.45 PFLOP/s dense: NVIDIA-NeMo, Megatron-Bridge performance summaries of 2025 and 2026 (those runs "
+    f"use 64 GPUs of an NVLink domain); 72 GPUs to a domain, and NVLink 5: {_TABLES}; 8 TB/s: verda.com, GB300 NVL72"
 )
 _MI300X = (
     f"{_TABLES}; peak: the clock times the units; seven links of 64 GB/s in each direction, one to each GPU of a node"
@@ -53,7 +53,7 @@ class Device:
         memory_bytes: its memory, in decimal bytes as it is sold.
         peak_flops: operations per second, dense, bfloat16 (float16 on the V100).
         memory_Bps: bytes per second between the GPU and its memory.
-        link_Bps: bytes per second that a GPU sends to those of its node, one direction.
+        link_Bps: bytes per second from a GPU to the GPUs of its node, one direction.
         network_Bps: bytes per second between nodes, one direction, in a usual cluster; None where it varies.
         matmul_flops: operations per second of the fastest published matmul; None where unknown.
         source: source of the row.

@@ -129,7 +129,7 @@ REFUSED = {  # question → what the one sentence says
     "--model nemotron-340b --gpus 8": f"'nemotron-340b' {NO_MODEL}\n",
     f"{ON_8} --gpu tpu-v5": f"GPU 'tpu-v5' is not a preset {NO_PRESET}\n",
     f"{ON_8} --gpu rtx4080": f"GPU 'rtx4080' is not a preset: {FIGURES}; or did you mean rtx4090",
-    f"{ON_8} --gpu H100-PCIe --peak 756TF": f"GPU 'h100-pcie' is not a preset: {FIGURES}; or did you mean h100",
+    f"{ON_8} --gpu H100-PCIe --peak 756TF": f"GPU 'h100-pcie' is not a preset {NO_PRESET}",
     f"{ON_8} --peak 1307TF": NO_PRESET,
     f"{ON_8} --stack megatorn": "stack 'megatorn' is not a preset (megatron-2021, megatron, ",
     # sizes
