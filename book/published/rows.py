@@ -19,6 +19,7 @@ from lib.planner.training import CALIBRATED, stack_of, training_of
 
 PUBLISHERS = {"sc21": "Narayanan", "korthikanti": "Korthikanti", "llama3": "Llama 3", "nemo": "DGX Cloud"}
 PUBLISHERS |= {"mosaic": "MosaicML", "titan": "torchtitan", "ibm": "IBM", "aa": "Aleph Alpha", "zb": "Qi"}
+PUBLISHERS |= {"kempner": "Kempner", "bridge": "Megatron-Bridge"}
 NEEDED = "hidden layers heads vocab seq global_batch gpus gpu tp pp dp microbatch step_s".split()
 
 
@@ -43,20 +44,35 @@ class Prediction:
 
 
 def read_rows(path: str | Path) -> list[dict]:
-    """The rows of a JSON file.
+    """The rows of a JSON file: a list, or an object whose `rows` share its remaining values.
+
+    A row has seconds of a step, or tokens per second and GPU, of which they follow.
 
     Raises:
-        ValueError: not a list of rows, or a row that lacks a value for the prediction.
+        ValueError: no rows; or a row that lacks a value for the prediction, or whose batch and microbatches disagree.
     """
     try:
         rows = json.loads(Path(path).read_text(encoding="utf-8"))
     except json.JSONDecodeError as error:
         raise ValueError(f"{path} is not JSON: {error}") from None
+    shared = {}
+    if isinstance(rows, dict):
+        shared = {name: value for name, value in rows.items() if name != "rows"}
+        rows = rows.get("rows")
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise ValueError(f"{path} must be a list of runs, each an object as in book/published/runs.json")
+    rows = [shared | row for row in rows]
     for number, row in enumerate(rows):
+        named = f"run {row.get('id', number)} of {path}"
+        if "tokens_per_s_per_gpu" in row and not {"seq", "global_batch", "gpus"} - row.keys():
+            tokens = row["seq"] * row["global_batch"]
+            row.setdefault("step_s", tokens / row["gpus"] / row["tokens_per_s_per_gpu"])
         if missing := [name for name in NEEDED if name not in row]:
-            raise ValueError(f"run {row.get('id', number)} of {path} lacks {', '.join(missing)}")
+            raise ValueError(f"{named} lacks {', '.join(missing)}")
+        at_once = row["dp"] * row["microbatch"]
+        if "accumulation" in row and row["global_batch"] != row["accumulation"] * at_once:
+            given = f"{row['accumulation']} times {at_once} sequences"
+            raise ValueError(f"{named} has a batch of {row['global_batch']}, and {given}")
     return rows
 
 
