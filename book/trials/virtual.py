@@ -32,7 +32,7 @@ from lib.parallel import facts_of
 from lib.pipeline.execute import execute
 from lib.pipeline.schedules.with_reduce import with_reduce
 from lib.pipeline.stage import Stage
-from lib.planner.seconds import OPTIMIZER_BYTES, backward_s, block_s, matmul_s
+from lib.planner.seconds import OPTIMIZER_BYTES, block_s, matmul_s
 from lib.planner.training import Cluster, Layout4D, Training
 
 INSTANT = Device(*[1e18] * 6, "a GPU whose first step opens the connections")
@@ -120,8 +120,8 @@ class VirtualStage(nn.Module):
         super().__init__()
         self.tp = tp
         block = block_s(training, layout.tp, 1, layout.rows, layout.sequence_parallel, layout.recompute)
-        back_s = backward_s(block)
-        half = training.block_parameters // 2 // tp.size, (sum(block[:3]) - back_s) / 2, back_s / 2
+        back_s = block.backward_share * block.computation_s
+        half = training.block_parameters // 2 // tp.size, (block.computation_s - back_s) / 2, back_s / 2
         halves = 2 * training.model.num_layers // (layout.pp * layout.stages_per_rank)
         self.halves = nn.ModuleList(SleepLayer(*half) for _ in range(halves))
         size = training.end_parameters // tp.size

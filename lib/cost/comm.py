@@ -51,6 +51,11 @@ def wire_bytes(kind: str, payload_bytes: float, n: int) -> float:
     return _ring(kind)[0](n) * payload_bytes
 
 
+def ring_steps(kind: str, n: int) -> int:
+    """Messages in sequence of a collective over `n` ranks, as in `comm_s`: n - 1 of an all-gather."""
+    return _ring(kind)[2](n)
+
+
 def comm_s(kind: str, payload_bytes: float, n: int, alpha_s: float, bandwidth_Bps: float) -> float:
     """Seconds of a collective in the alpha-beta model: messages in sequence, and bytes over one-way bandwidth.
 
@@ -62,8 +67,8 @@ def comm_s(kind: str, payload_bytes: float, n: int, alpha_s: float, bandwidth_Bp
         raise ValueError(f"bandwidth_Bps={bandwidth_Bps} must be above 0")
     if n == 1:
         return 0.0
-    _, busiest, messages = _ring(kind)
-    return messages(n) * alpha_s + busiest(n) * payload_bytes / bandwidth_Bps
+    busiest = _ring(kind)[1]
+    return ring_steps(kind, n) * alpha_s + busiest(n) * payload_bytes / bandwidth_Bps
 
 
 def zero_wire_bytes(

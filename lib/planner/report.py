@@ -9,11 +9,10 @@ from __future__ import annotations
 import math
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field
 from itertools import accumulate, groupby
 
 from lib.cost.bubble import bubble
-from lib.cost.comm import block_wire_bytes
 from lib.cost.hardware import device_text
 from lib.cost.models import NOT_MODELLED, model_text
 from lib.cost.sizes import ModelShape
@@ -24,12 +23,13 @@ from lib.planner.memory import bytes_of_rank, share_of_rank
 from lib.planner.peak import not_counted, step_memory
 from lib.planner.plan import Plan, bytes_out_of_a_node, step_bubble, step_traffic
 from lib.planner.search import Planned, layout_text, why_slower
-from lib.planner.seconds import OPTIMIZER_BYTES, Seconds, step_s
-from lib.planner.stacks import Stack, calibration_text
-from lib.planner.training import Cluster, Layout4D, Training
+from lib.planner.seconds import OPTIMIZER_BYTES, Seconds, step_and_waits, step_s
+from lib.planner.stacks import calibration_text
+from lib.planner.training import Layout4D, Training
 
 WIDTH, MOST_GANTT_ROWS = 100, 8
 MOST_PLACES = 16  # of a pipeline that are listed
+MOST_LATENCY = 0.05  # of the seconds of messages that is not told
 KINDS = {"parameters": "parameter", "gradients": "gradient", "optimizer": "optimizer", "activations": "activation"}
 
 
@@ -39,7 +39,8 @@ class Report:
 
     A place in the pipeline has `ranks` and `layers` in words; `parameters`, and microbatches `in_flight`, of a rank;
     kind → bytes `held`, each at its own peak, and at that of their `total`. What a rank sends has `what`; `calls`,
-    where counted, and `bytes`, of the place that sends least and of the place that sends most; `where`.
+    where counted, and `bytes`, of the place that sends least and of the place that sends most; `where`; of a training
+    also `seconds` in a step, those that computation hides, and those of latency.
     """
 
     axes: list[str]  # the layout in words
@@ -298,30 +299,20 @@ def _place(training: Training, layout: Layout4D, place: int) -> dict:
 
 
 def _sends(training: Training, layout: Layout4D) -> list[dict]:
-    """What each axis sends, where, and how long: over links of a byte per second, seconds are bytes."""
-    cluster, stack, seen = training.cluster, training.stack, step_s(training, layout)
-    exposed = (setting.name for setting in fields(Stack) if setting.name.startswith("exposed_"))
-    alone = dict.fromkeys(exposed, 1.0) | {"overlaps_dp": False}
-    slow = Cluster(replace(cluster.device, link_Bps=1), cluster.gpus, per_node=cluster.gpus)
-    sent = step_s(replace(training, cluster=slow, stack=replace(stack, **alone, link_share=1)), layout)
-    whole = step_s(replace(training, stack=replace(stack, **alone)), layout)
-    inner = layout.tp * layout.cp
+    """What each axis sends, where, and how long; how much of that hides, and how much is latency."""
+    waits, inner = step_and_waits(training, layout)[1], layout.tp * layout.cp
     sends, of = [], {"tp": (layout.tp, "activations"), "cp": (inner, "keys and values")}
     of |= {"dp": (inner * layout.dp, "gradients, parameters"), "pp": (layout.gpus, "activations, their gradients")}
     for axis, (reach, what) in of.items():
-        if each := getattr(sent, axis):
-            took, waited = getattr(whole, axis), getattr(seen, axis)
-            where = "inside a node" if reach <= cluster.per_node else "between nodes"
-            where += f" at {each / took / 1e9:.1f} GB/s: {took:.2f} s, {waited:.2f} s of them not hidden"
-            each *= _sent_again(layout) if axis == "tp" else 1
-            sends.append({"what": f"{axis}: {what}", "calls": None, "bytes": (each, each), "where": where})
+        wait, messages = waits[axis], waits[axis].messages
+        if messages.bytes:
+            where = "inside a node" if reach <= training.cluster.per_node else "between nodes"
+            where += f" at {messages.bytes / (messages.seconds - messages.latency_s) / 1e9:.1f} GB/s: "
+            where += f"{messages.seconds:.2f} s, {wait.hidden_s:.2f} hidden and {wait.exposed_s:.2f} not"
+            if messages.latency_s > MOST_LATENCY * messages.seconds:
+                where += f"; {messages.latency_s:.2f} are latency"
+            each = {"seconds": messages.seconds, "hidden_s": wait.hidden_s, "latency_s": messages.latency_s}
+            sends.append(
+                {"what": f"{axis}: {what}", "calls": None, "bytes": (messages.bytes,) * 2, "where": where} | each
+            )
     return sends
-
-
-def _sent_again(layout: Layout4D) -> float:
-    """Bytes of tensor-parallel messages, over those that take time: what column layers gather again, backward hides."""
-    how = {
-        "recompute": "full" if layout.recompute == "full" else "none",
-        "sequence_parallel": layout.sequence_parallel,
-    }
-    return block_wire_bytes(1, 2, **how) / block_wire_bytes(1, 2, **how, regather=False)

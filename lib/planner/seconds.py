@@ -5,13 +5,14 @@ The idea, in ten lines (m microbatches of r = b·s/c tokens on a rank, W weights
     matmuls      6 · r · W/t · (1 + w₀/r + w₀·t/h)  ÷  (peak · share)
     attention    4 · r · s · h/t forward, half of it where it is fused and causal; 2 or 2.5 times that backward
     memory       2A forward and 3A backward for the A bytes that a block keeps, 2 for each recomputed, ÷ bandwidth
-    tp           4 all-reduces of x (up to 6 with recomputation), ÷ the link
-    stage        (l/p) · (matmuls + attention + memory + tp) + messages to the neighbours
+    tp, cp       4 sums of x (up to 6 with recomputation); keys and values; less the part that hides
+    stage        (l/p) · (matmuls + attention + memory + tp + cp) + messages to the neighbours that do not hide
     step         m · the slowest stage, head included  +  (p − 1)/v · a stage
-    dp           reduction of gradients, all-gather of parameters; less the part that backward hides
+    dp           reduction of gradients, all-gather of parameters; less the part that hides
     optimizer    30 bytes per parameter that a rank updates, ÷ memory bandwidth
 
-Each line is a formula of the papers; the stack has the shares. Chapter 14 compares the sum with published runs.
+Each line is a formula of the papers; the stack has the shares, and `lib.planner.messages` what hides. Chapter 14
+compares the sum with published runs.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from lib.cost.bubble import v_wait_s, zero_bubble_wait_s
-from lib.cost.comm import wire_bytes
 from lib.cost.held import activation_bytes
 from lib.cost.sizes import recomputed_weights
+from lib.planner.messages import NONE, Messages, Wait, between_stages, collective, hide
 from lib.planner.training import Layout4D, Training
 
 # Of a block: two in forward, two in backward; what backward recomputes, it gathers and sums again.
@@ -30,16 +31,50 @@ TP_SUMS = {"none": 4, "selective": 4, "mlp": 5, "ops": 5, "full": 6}
 OPTIMIZER_BYTES = 30  # read and written per parameter: gradient, master copy and both moments, the weight
 
 
+class BlockTime(NamedTuple):
+    """Seconds of a block and microbatch, forward and backward."""
+
+    matmuls: float
+    attention: float
+    memory: float  # with the pauses of a block so small that its kernels cannot be launched in time
+    tp: Wait
+    cp: Wait
+
+    @property
+    def computation_s(self) -> float:
+        return self.matmuls + self.attention + self.memory
+
+    @property
+    def total(self) -> float:
+        return self.computation_s + self.tp.exposed_s + self.cp.exposed_s
+
+    @property
+    def left_s(self) -> float:
+        """Computation that has hidden nothing yet."""
+        return self.computation_s - self.tp.hidden_s - self.cp.hidden_s
+
+    @property
+    def backward_share(self) -> float:
+        """Of the computation: two thirds of the products, three fifths of the memory traffic."""
+        return (2 / 3 * (self.matmuls + self.attention) + 3 / 5 * self.memory) / self.computation_s
+
+    def towards(self, other: BlockTime, part: float) -> BlockTime:
+        """The mean of two blocks, of which a part is as the other."""
+        computed = (a + (b - a) * part for a, b in zip(self[:3], other[:3], strict=True))
+        waits = (a.times(1 - part) + b.times(part) for a, b in zip(self[3:], other[3:], strict=True))
+        return BlockTime(*computed, *waits)
+
+
 class Seconds(NamedTuple):
-    """Seconds of a step, on the slowest rank."""
+    """Seconds of a step, on the slowest rank; of messages those that computation does not hide."""
 
     matmuls: float  # of the blocks and the head, with recomputation
     attention: float
     memory: float
     tp: float
     cp: float
-    pp: float  # messages between stages
-    dp: float  # exposed communication
+    pp: float  # between stages
+    dp: float
     bubble: float
     optimizer: float
 
@@ -49,58 +84,125 @@ class Seconds(NamedTuple):
 
 
 def step_s(training: Training, layout: Layout4D) -> Seconds:
-    """Seconds of a step by kind.
+    """Seconds of a step by kind; of messages those that ranks wait for.
 
     Raises:
         ValueError: the layout and the cluster have different numbers of GPUs.
     """
+    return step_and_waits(training, layout)[0]
+
+
+def step_and_waits(training: Training, layout: Layout4D) -> tuple[Seconds, dict[str, Wait]]:
+    """As `step_s`; and of each axis the messages of a rank, and what computation hides of them."""
     tp, cp, pp, dp, rows, v = layout.tp, layout.cp, layout.pp, layout.dp, layout.rows, layout.stages_per_rank
-    model, cluster, stack, shards = training.model, training.cluster, training.stack, layout.shards
+    model, cluster, stack = training.model, training.cluster, training.stack
     if layout.gpus != cluster.gpus:
         given = f"tp {tp} x cp {cp} x pp {pp} x dp {dp}"
         raise ValueError(f"{given} are {layout.gpus} GPUs, the cluster has {cluster.gpus}")
-    tokens = rows * model.context / cp
+    tokens, m = rows * model.context / cp, layout.microbatches(training.global_batch)
     block = block_s(training, tp, cp, rows, layout.sequence_parallel, layout.recompute, layout.every)
     layers, with_head = stage_layers(model.num_layers, pp, v, layout.schedule)
+
+    over_pp, fill_s = _over_pp(training, layout, layers, block)
+    moved = _own_parameters(training, layout) * (stack.copied_bytes if layout.zero == 3 else 0)
+    copies = moved / (stack.memory_share * cluster.device.memory_Bps)
+    stage = layers * block.total + copies
     head = matmul_s(training, 6 * tokens * training.end_parameters / tp, tokens / layout.loss_chunks, model.d_model)
+    ends = max(0.0, head - (layers - with_head) * block.total)  # time of the head for which all stages wait
 
-    message = 2 * tokens * model.d_model / tp
-    inside = tp * cp * dp * pp <= cluster.per_node
-    link = cluster.bandwidth(stack, 1 if inside else pp, tp * cp * dp, stack.message_share)
-    messages = 2 * v * message / link * (stack.exposed_pp if v > 1 else 1) if pp > 1 else 0.0
-    of_block = sum(block)
-    stage = layers * of_block + messages
-    ends = max(0.0, head - (layers - with_head) * of_block)  # time of the head for which all stages wait
-    m = layout.microbatches(training.global_batch)
-
-    mine = training.block_parameters * model.num_layers / pp / tp + training.end_parameters / tp
-    gather = _gather_s(training, mine, shards, tp)  # of a byte per parameter; a reduce-scatter takes the same time
-    copy = 2 * _gather_s(training, mine / shards, layout.replicas, tp * shards)  # an all-reduce of a shard is both
-    if layout.zero == 3:
-        # Per microbatch two all-gathers of parameters and a reduce-scatter of gradients, all in 16 bit.
-        exposed = stack.exposed_zero3 * m * 2 * (3 * gather + copy)
-    else:  # an all-reduce of gradients, or a reduce-scatter of gradients and an all-gather of parameters
-        gradient = stack.recipe.gradient_bytes
-        times = m if layout.zero == 2 else 1  # a rank that keeps a shard of gradients reduces each microbatch
-        exposed = (
-            times * gradient * (gather + copy) + (stack.recipe.weight_bytes if layout.zero else gradient) * gather
-        )
-        if stack.overlaps_dp:
-            exposed = max(0.0, exposed - times * layers * backward_s(block))
-    updated = mine / (shards if layout.zero else 1)
-    optimizer = OPTIMIZER_BYTES * updated / (stack.memory_share * cluster.device.memory_Bps)
-    matmuls, attention, memory, sums, context = (m * layers * s for s in block)
+    left_s = layers * block.left_s - over_pp.hidden_s  # of a microbatch
+    over_dp = _over_dp(training, layout, layers, left_s, block.backward_share)
+    updated = _own_parameters(training, layout) / (layout.shards if layout.zero else 1)
     if layout.schedule == "1f1b":
         bubble = (pp - 1) / v * stage
     else:
-        weights = layers * block[0] / 3  # of a rank: the weight gradients, for which no rank waits
+        weights = layers * block.matmuls / 3  # of a rank: the weight gradients, for which no rank waits
         other = (stage - weights) / 2
         bubble = (
             v_wait_s(pp, other, weights)
             if layout.schedule == "zb-v"
             else zero_bubble_wait_s(pp, other, other, weights)
         )
-    return Seconds(matmuls + m * ends, attention, memory, sums, context, m * messages, exposed, bubble, optimizer)
+    waits = {
+        "tp": block.tp.times(m * layers),
+        "cp": block.cp.times(m * layers),
+        "pp": over_pp.times(m),
+        "dp": over_dp,
+    }
+    seconds = Seconds(
+        matmuls=m * (layers * block.matmuls + ends),
+        attention=m * layers * block.attention,
+        memory=m * (layers * block.memory + copies),
+        **{axis: wait.exposed_s for axis, wait in waits.items()},
+        bubble=bubble + fill_s,
+        optimizer=OPTIMIZER_BYTES * updated / (stack.memory_share * cluster.device.memory_Bps),
+    )
+    return seconds, waits
+
+
+def _over_pp(training: Training, layout: Layout4D, layers: float, block: BlockTime) -> tuple[Wait, float]:
+    """The messages of a microbatch between the stages of a rank and their neighbours; and those that fill a pipeline.
+
+    Under 1F1B each microbatch waits twice for the mean over the p hops of a round, whichever rank it is on; in a zero
+    bubble the gradients of weights, for which no rank waits, run meanwhile. To fill and empty it, messages pass all
+    hops twice, once more for each further stage of a rank, and four times in a zero bubble.
+
+    Source: chapter 10, for 1F1B; the others read off `lib.pipeline.simulate` (`tests/lib/test_planner_waits.py`).
+    """
+    v, tokens = layout.stages_per_rank, layout.rows * training.model.context / layout.cp
+    payload = 2 * tokens * training.model.d_model / layout.tp
+    one, hops_s = between_stages(training, payload, layout.pp, layout.tp * layout.cp * layout.dp)
+    sent, left_s = one.times(2 * v), layers * block.left_s
+    if layout.schedule != "1f1b":
+        return hide(sent, min(left_s, layers * block.matmuls / 3)), 4 * hops_s
+    mean = hops_s / layout.pp / one.seconds if layout.pp > 1 else 0.0
+    return hide(sent, left_s, mean * (training.stack.exposed_pp if v > 1 else 1.0)), 2 * v * hops_s
+
+
+def _own_parameters(training: Training, layout: Layout4D) -> float:
+    """Ψ/(t·p): those that a rank computes with; embedding or head, of a rank that has one of them."""
+    return (training.block_parameters * training.model.num_layers / layout.pp + training.end_parameters) / layout.tp
+
+
+def _over_dp(training: Training, layout: Layout4D, layers: float, left_s: float, of_backward: float) -> Wait:
+    """Gradients and parameters in a step, over the data-parallel ranks.
+
+    Args:
+        left_s: computation of a microbatch that has hidden nothing yet, of which a part, `of_backward`, is in backward.
+    """
+    stack, recipe, mine = training.stack, training.stack.recipe, _own_parameters(training, layout)
+    m = layout.microbatches(training.global_batch)
+
+    def gather(itemsize: int, calls: float) -> Messages:  # a reduce-scatter takes the same time
+        return collective(training, "all_gather", itemsize * mine, layout.shards, layout.tp, calls)
+
+    def over_copies(itemsize: int, calls: float) -> Messages:
+        payload = itemsize * mine / layout.shards
+        return collective(training, "all_reduce", payload, layout.replicas, layout.tp * layout.shards, calls)
+
+    forward_s, backward_s = (1 - of_backward) * left_s, of_backward * left_s
+    if layout.zero == 3:  # per microbatch two all-gathers of parameters and a reduction of gradients
+        units, share = layers + 1, stack.exposed_zero3
+        once = gather(2, units)
+        summed = gather(stack.reduced_bytes, units) + over_copies(stack.reduced_bytes, units)
+        forward, backward = hide(once, forward_s, share), hide(once + summed, backward_s, share)
+        return forward.times(m) + backward.times(m)
+    calls = buckets(mine, layout.dp * layout.cp)
+    if not layout.zero:
+        all_of_it = collective(training, "all_reduce", recipe.gradient_bytes * mine, layout.shards, layout.tp, calls)
+        return hide(all_of_it, backward_s if stack.overlaps_dp else 0.0)
+    times = m if layout.zero == 2 else 1  # a rank that keeps a shard of gradients reduces each microbatch
+    reduction = gather(recipe.gradient_bytes, calls) + over_copies(recipe.gradient_bytes, calls)
+    reduce = hide(reduction, backward_s if stack.overlaps_dp else 0.0).times(times)
+    return reduce + hide(gather(recipe.weight_bytes, calls), forward_s if stack.overlaps_dp else 0.0)
+
+
+def buckets(parameters: float, ranks: int) -> float:
+    """Messages into which gradients, or parameters, are cut: of 40 million elements, of a million per rank or more.
+
+    Source: Megatron-LM, `DistributedDataParallelConfig.bucket_size` (commit d98e8a64), which so bounds the latency.
+    """
+    return max(1.0, parameters / max(40e6, 1e6 * ranks))
 
 
 def has_even_stages(layers: int, stages: int) -> bool:
@@ -127,11 +229,6 @@ def matmul_s(training: Training, flops: float, rows: float, columns: float) -> f
     return flops * slower / (training.cluster.device.peak_flops * stack.matmul_share)
 
 
-def backward_s(block: tuple[float, ...]) -> float:
-    """The seconds of backward in the result of `block_s`: 2/3 of the matmuls, 3/5 of the memory traffic."""
-    return 2 / 3 * (block[0] + block[1]) + 3 / 5 * block[2]
-
-
 @lru_cache(maxsize=4096)
 def block_kept_bytes(
     training: Training, tp: int, cp: int, rows: int, slices: bool, recompute: str, every: int = 1
@@ -147,19 +244,23 @@ def block_kept_bytes(
 @lru_cache(maxsize=4096)
 def block_s(
     training: Training, tp: int, cp: int, rows: int, slices: bool, recompute: str, every: int = 1
-) -> tuple[float, ...]:
-    """A block and microbatch, forward and backward: matmuls, attention, memory, sums over tp, gathers over cp.
+) -> BlockTime:
+    """A block and microbatch, forward and backward.
 
     What backward recomputes is computed, written and read once more; the mean over blocks if that is not every block.
     """
     if every > 1:
         plain, again = (block_s(training, tp, cp, rows, slices, how) for how in ("none", recompute))
-        return tuple(a + (b - a) / every for a, b in zip(plain, again, strict=True))
+        return plain.towards(again, 1 / every)
     model, stack, device = training.model, training.stack, training.cluster.device
     s, full = model.context, recompute == "full"
     tokens = rows * s / cp
-    weights = 6 * model.num_block_weights + 2 * recomputed_weights(model, recompute)
-    matmuls = matmul_s(training, weights * tokens / tp, tokens, model.d_model / tp)
+    recomputed = recomputed_weights(model, recompute)
+    if stack.stops_early and recompute in ("full", "mlp"):
+        recomputed -= model.d_model * model.mlp_width
+    matmuls = matmul_s(
+        training, (6 * model.num_block_weights + 2 * recomputed) * tokens / tp, tokens, model.d_model / tp
+    )
 
     fused = stack.fused_attention
     scores = 4 * tokens * s * model.d_q / tp * (0.5 if fused else 1)
@@ -170,15 +271,35 @@ def block_s(
 
     whole, kept = (block_kept_bytes(training, tp, cp, rows, slices, how) for how in ("none", recompute))
     memory = stack.traffic * (5 * whole + 2 * (whole - kept)) / (stack.memory_share * device.memory_Bps)
+    memory = max(memory, stack.launch_s - matmuls - attention)
 
-    sums = TP_SUMS[recompute] * wire_bytes("all_reduce", 2 * tokens * model.d_model, tp)
-    outside = tp > training.cluster.per_node  # overlap with matmuls works only inside a node, on small messages
-    share, exposed = (stack.message_share, 1.0) if outside else (None, stack.exposed_tp)
-    over_tp = exposed * sums / training.cluster.bandwidth(stack, tp, 1, share)
-    keys = (4 if full else 3) * wire_bytes("all_gather", 2 * 2 * rows * s * model.d_kv / tp, cp)
-    over_cp = stack.exposed_tp * keys / training.cluster.bandwidth(stack, cp, tp)
-    return matmuls, attention, memory, over_tp, over_cp
+    over_tp = _over_tp(training, tp, tokens, slices, recompute, matmuls)
+    keys = collective(training, "all_gather", 2 * 2 * rows * s * model.d_kv / tp, cp, tp)
+    # Of c rounds of attention, each but the first waits for keys and values that came during the round before.
+    over_cp = hide(keys.times(4 if full else 3), attention * (cp - 1) / cp, stack.exposed_cp)
+    return BlockTime(matmuls, attention, memory, over_tp, over_cp)
 
 
-def _gather_s(training: Training, gathered_bytes: float, ranks: int, stride: int) -> float:
-    return wire_bytes("all_gather", gathered_bytes, ranks) / training.cluster.bandwidth(training.stack, ranks, stride)
+def _over_tp(training: Training, tp: int, tokens: float, slices: bool, recompute: str, matmuls_s: float) -> Wait:
+    """The sums of a block over tensor-parallel ranks, forward and backward.
+
+    With sequence parallelism a sum is a gather and a scatter, each in pieces beside the matmul before or behind it.
+    Without, it is an all-reduce: nothing runs beside it in forward, and in backward the gradient of the weights, a
+    third of the matmuls. This also hides what column layers gather again.
+    """
+    if tp == 1:
+        return hide(NONE, matmuls_s)
+    stack, x = training.stack, 2 * tokens * training.model.d_model
+    skipped = stack.stops_early and recompute == "full"  # the sum behind the matmul that is not computed again
+    exposed = (
+        1.0 if tp > training.cluster.per_node else stack.exposed_tp
+    )  # what hides a part works only inside a node
+    if not slices:
+        number = TP_SUMS[recompute] - skipped
+        sums = collective(training, "all_reduce", x, tp, 1).times(number)
+        return hide(sums, matmuls_s / 3, max(exposed, 1 - 2 / number))
+    half = collective(training, "all_gather", x, tp, 1)
+    apart = (3 if training.model.gated else 2) * (3 if recompute == "full" else 2) * stack.gathers_apart
+    sums = half.times(2 * TP_SUMS[recompute] - skipped + apart)
+    sent = sums + half.times(2 if stack.regathers else 0)
+    return hide(sent, matmuls_s if exposed < 1 else matmuls_s / 3, exposed * sums.seconds / sent.seconds)

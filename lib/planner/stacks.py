@@ -21,12 +21,19 @@ class Stack:
         matmul_share, attention_share: of the peak, by a large matmul, and by fused attention. The first is calibrated
             on one published run for each GPU.
         half_width: a matmul with so few rows, or columns on a rank, takes twice the time per operation.
-        memory_share, link_share: of the memory bandwidth, by all operations except matmuls; of the link inside a node,
-            by a collective.
+        memory_share, link_share: of the memory bandwidth, by all operations except matmuls; of the link inside a node.
         network_share, message_share: of the network, by a collective over many GPUs, and by one message.
-        exposed_tp, exposed_pp, exposed_zero3: fraction that computation does not hide, of the tensor-parallel sums, of
-            the messages between the stages of an interleaved pipeline, and of the communication of ZeRO-3.
-        overlaps_dp: whether gradients are reduced while the last microbatch runs backward.
+        exposed_tp, exposed_cp, exposed_pp, exposed_zero3: fraction that this software does not hide even behind long
+            computation, of the tensor-parallel sums with sequence parallelism, of keys and values on their way, of the
+            messages between the stages of an interleaved pipeline, and of the communication of ZeRO-3.
+        overlaps_dp: whether gradients are reduced while the last microbatch runs backward, and parameters gathered
+            while the first runs forward.
+        regathers: whether column layers keep their shard of a sequence, and gather it again in backward.
+        stops_early: whether recomputation of a block ends before its last matmul, whose result backward does not need.
+        gathers_apart: whether each column layer gathers its input itself, five times in a Llama block instead of twice.
+        reduced_bytes, copied_bytes: of ZeRO-3: bytes per gradient that is sent; moved in memory, per parameter and
+            microbatch, to and from the messages.
+        launch_s: in which the kernels of a block can be launched, forward and backward: no block is faster.
         balanced_cp: whether context-parallel ranks have equal shares of causal attention; otherwise the last rank, with
             the end of the sequence, has (2c-1)/c of them.
         traffic: bytes moved by what is not a matmul, per byte of fused kernels; more with a kernel for each operation.
@@ -42,15 +49,22 @@ class Stack:
 
     matmul_share: float
     attention_share: float
-    half_width: float = 120
+    half_width: float = 100
     memory_share: float = 0.7
-    link_share: float = 0.9
+    link_share: float = 0.95
     network_share: float = 0.9
-    message_share: float = 0.45
+    message_share: float = 0.6
     exposed_tp: float = 1.0
+    exposed_cp: float = 1.0
     exposed_pp: float = 1.0
-    exposed_zero3: float = 0.4
+    exposed_zero3: float = 0.5
     overlaps_dp: bool = False
+    regathers: bool = True
+    stops_early: bool = False
+    gathers_apart: bool = False
+    reduced_bytes: int = 2
+    copied_bytes: int = 0
+    launch_s: float = 0.15e-3
     balanced_cp: bool = True
     traffic: float = 1.0
     fused_attention: bool = True
@@ -63,7 +77,7 @@ class Stack:
 
 CALIBRATED = {"a100": "Korthikanti 175B selective", "h100": "Llama 3 405B 8,192 GPUs"}  # rows, predicted exactly
 # Of the peak: by matmuls, by fused attention. The H100 of 500 W is calibrated on torchtitan's compiled 8B.
-SHARES = {"a100": (0.7683, 0.33), "h100": (0.6498, 0.50), "h100-500w": (0.4832, 0.50)}
+SHARES = {"a100": (0.7597, 0.33), "h100": (0.6414, 0.50), "h100-500w": (0.5049, 0.50)}
 SHARES["a100-40gb"] = SHARES["a100"]  # the same chip
 
 BF16 = RECIPES["mixed Adam"]
@@ -77,13 +91,23 @@ NEMO = Recipe(2, 2, 2, 8)
 # operation of norms, rotations and SwiGLU; its 2 is chosen on one row.
 STACKS = {
     "megatron-2021": {"fused_attention": False, "exposed_zero3": 1.0},
-    "megatron": {"exposed_tp": 0.3, "exposed_pp": 0.1, "overlaps_dp": True, "recipe": NEMO},
+    "megatron": {"exposed_tp": 0.3, "exposed_cp": 0.0, "exposed_pp": 0.1, "overlaps_dp": True, "recipe": NEMO},
     "llama3": {"overlaps_dp": True, "spare_activations": 0.8},  # otherwise none of its runs would fit
     "aleph-alpha": {"recipe": BF16, "spare_activations": 1.3},
-    "fsdp": {"recipe": BF16, "overlaps_dp": True, "attention_share": 0.35, "balanced_cp": False},
+    "fsdp": {
+        "recipe": BF16,
+        "overlaps_dp": True,
+        "attention_share": 0.35,
+        "balanced_cp": False,
+        "regathers": False,
+        "stops_early": True,
+        "reduced_bytes": 4,
+        "copied_bytes": 14,
+    },
 }
 STACKS["megatron-lm"] = STACKS["megatron"] | {"recipe": RECIPES["mixed Adam, fp32 gradients"]}
-STACKS["fsdp-eager"] = STACKS["fsdp"] | {"traffic": 2.0, "fused_swiglu": False}
+STACKS["fsdp-eager"] = STACKS["fsdp"] | {"traffic": 2.0, "fused_swiglu": False, "launch_s": 1.6e-3}
+STACKS["fsdp1-eager"] = STACKS["fsdp-eager"] | {"reduced_bytes": 2, "copied_bytes": 0}
 
 
 def stack_for(name: str, gpu: str) -> Stack:

@@ -28,18 +28,17 @@ class Cluster:
     gpus: int
     per_node: int = 8
 
-    def bandwidth(self, stack: Stack, ranks: int, stride: int, share: float | None = None) -> float:
+    def bandwidth(self, stack: Stack, ranks: int, stride: int) -> float:
         """Bytes per second, one direction, of each rank of a group whose neighbours are `stride` ranks apart.
 
         Inside a node, the link. Across nodes, the network cards of the GPUs of the group on a node, in one direction,
-        because its ring enters and leaves each node once; never more than the link. It reaches a `share` of the network
-        bandwidth, by default that of collectives.
+        because its ring enters and leaves each node once; never more than the link.
         """
         on_a_node = max(1, min(ranks, self.per_node // stride))
         link = self.device.link_among(on_a_node) * stack.link_share
         if ranks * stride <= self.per_node:
             return link
-        network = (self.device.network_Bps or 0) * (stack.network_share if share is None else share)
+        network = (self.device.network_Bps or 0) * stack.network_share
         return min(link, on_a_node * network)
 
 
@@ -135,13 +134,13 @@ PRESET_MODELS: dict[str, ModelShape] = {name: MODELS[short] for name, short in _
 
 CARD_OF = {("titan", "h100"): "h100-500w"}  # torchtitan's have 96 GB and 500 W
 SAME = {"selective (per operation)": "ops"}
-STACK_OF = dict.fromkeys(("sc21", "korthikanti", "zb"), "megatron-2021") | {"aa": "aleph-alpha", "llama3": "llama3"}
-STACK_OF["bridge"] = "megatron"
-FSDP_OF = {
-    "titan": True,
-    "ibm": True,
-    "kempner": True,
-}  # publishers who run FSDP → whether compiled, unless a row says
+STACK_OF = dict.fromkeys(("sc21", "korthikanti", "zb"), "megatron-2021") | {
+    "aa": "aleph-alpha",
+    "llama3": "llama3",
+    "mosaic": "fsdp1-eager",
+    "bridge": "megatron",
+}
+RUN_FSDP = {"titan", "ibm", "kempner"}  # publishers who run FSDP, also where nothing is sharded
 
 
 def training_of(row: Mapping) -> tuple[Training, Layout4D]:
@@ -208,6 +207,6 @@ def recipe_of(text: str) -> Recipe:
 def stack_of(row: Mapping) -> str:
     """The name of the stack of a row: of its publisher, or from what it says of its kernels."""
     publisher, default = row.get("stack"), "megatron" if row.get("flash") else "megatron-2021"
-    if publisher in FSDP_OF or int(row.get("zero", 0)) == 3:
-        default = "fsdp" if row.get("compile", FSDP_OF.get(publisher, True)) else "fsdp-eager"
+    if publisher in RUN_FSDP or int(row.get("zero", 0)) == 3:
+        default = "fsdp" if row.get("compile", True) else "fsdp-eager"
     return STACK_OF.get(publisher, default)
