@@ -19,6 +19,7 @@ from lib.cost.sizes import ModelShape
 from lib.layout import Layout
 from lib.pipeline.gantt import gantt
 from lib.pipeline.schedules.action import Op
+from lib.planner.evidence import evidence_of
 from lib.planner.memory import bytes_of_rank, share_of_rank
 from lib.planner.peak import not_counted, step_memory
 from lib.planner.plan import Plan, bytes_out_of_a_node, step_bubble, step_traffic
@@ -51,6 +52,7 @@ class Report:
     seconds: dict[str, float] = field(default_factory=dict)  # of a step, by kind; an exact plan has none
     answers: dict[str, float] = field(default_factory=dict)  # tokens per second, utilisation, days, money
     assumes: dict[str, str] = field(default_factory=dict)  # subject → all numbers that went in, in words
+    errors: dict[str, dict] = field(default_factory=dict)  # of `seconds` and `memory` on published runs: `Evidence`
 
     def __str__(self) -> str:
         assumes = ["assumes"] * bool(self.assumes) + [f"{name}: {said}" for name, said in self.assumes.items()]
@@ -95,6 +97,7 @@ class Report:
         if of:
             kinds = [f"{kind} {s:.2f} ({s / of['step_s']:.0%})" for kind, s in self.seconds.items() if s]
             lines.append(f"{of['step_s']:.2f} s per step: {', '.join(kinds)}")
+            lines.append(f"{of['step_s']:.2f} s{self.errors['seconds']['said']}")
             lines.append(f"{of['tokens_per_s']:,.0f} tokens/s, {of['tokens_per_s_per_gpu']:,.0f} tokens/s per GPU")
             used = "MFU {:.1%}, HFU {:.1%}, counting "
             lines.append(used.format(of["mfu"], of["hfu"]) + "the full s x s matrix of attention")
@@ -221,7 +224,9 @@ def report_of_layout(training: Training, layout: Layout4D, tokens: float = 0, pr
         answers |= _of_the_run(tokens, price, layout.gpus, answers)
     words, sends = _described(training, layout), _sends(training, layout)
     waits = _waits(training, layout, seconds)
-    return Report(words, places, sends, waits, [fits], seconds._asdict(), answers, _inputs(training))
+    errors = {quantity: evidence.plain() for quantity, evidence in evidence_of(training).items()}
+    notes, inputs = [fits, f"{need:.1f} GB{errors['memory']['said']}"], _inputs(training)
+    return Report(words, places, sends, waits, notes, seconds._asdict(), answers, inputs, errors)
 
 
 def _described(training: Training, layout: Layout4D) -> list[str]:

@@ -149,8 +149,7 @@ def training_of(row: Mapping) -> tuple[Training, Layout4D]:
     Raises:
         ValueError: an unknown GPU; a network that is not known and needed; an optimizer in words without its bytes.
     """
-    gpu = known(gpu_name(str(row["gpu"])), GPUS, "GPU")
-    gpu = CARD_OF.get((row.get("stack"), gpu), gpu)
+    gpu = gpu_of(row)
     gated = bool(row.get("gated"))
     kind = LLAMA if gated else {"dropout_masks": not row.get("flash")}
     model = ModelShape(
@@ -202,6 +201,12 @@ def recipe_of(text: str) -> Recipe:
         )
     weight, gradient, *master, state = map(int, said[0].split("+"))
     return Recipe(weight, gradient, sum(master), state)
+
+
+def gpu_of(row: Mapping) -> str:
+    """The name in `GPUS` of the card of a row."""
+    gpu = known(gpu_name(str(row["gpu"])), GPUS, "GPU")
+    return CARD_OF.get((row.get("stack"), gpu), gpu)
 
 
 def stack_of(row: Mapping) -> str:

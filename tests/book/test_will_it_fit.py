@@ -18,6 +18,7 @@ from lib.cost.models import known
 from lib.cost.sizes import BIASES, PLANNED_RECOMPUTE, ModelShape, Recipe
 from lib.layout import divisors
 from lib.planner import Choices, Cluster, Layout4D, Training, best_layouts, memory_bytes, step_s
+from lib.planner.evidence import percent
 from lib.planner.refusals import refusal
 from lib.planner.report import report_of_layout
 from lib.planner.search import ALL_OPEN, all_layouts, why_slower
@@ -597,6 +598,11 @@ def test_on_paper_fields_stand_and_of_chips_the_chosen_ones(page_at):
 
 def test_how_far_to_trust_it_comes_from_the_rows(tmp_path):
     out = build(tmp_path, {"index": "# Page\n\n```{planner_trust}\n```\n"}, ["book_planner"])
-    rows = {row.th.text: [cell.text for cell in row("td")] for row in soup(out, "index").tbody("tr")}
-    assert rows["all"][:2] == ["190", "175"] and rows["megatron, H100"][:2] == ["17", "5"]
-    assert rows["runs that calibrate a constant"][-1] == "0.0%" and "fsdp, H100-500W" in rows
+    rows = {}
+    for row in soup(out, "index").tbody("tr"):
+        what, *cells = [cell.text for cell in row("td")]
+        rows[row.th.text, what] = cells
+    assert rows["megatron, h100", "seconds of a step"][:2] == ["17", "5"]
+    assert rows["fsdp, h100-500w", "seconds of a step"] == ["0", "0", "0", "", "", "TT-H100 8B compiled"]
+    missed = extension.numbers()["evidence"]["fsdp, h200"]["memory"]
+    assert rows["fsdp, h200", "peak memory"][3:] == [percent(missed["median"]), percent(missed["worst"]), ""]
