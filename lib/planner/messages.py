@@ -93,7 +93,7 @@ def _ways(training: Training, ranks: int, stride: int) -> tuple[float, float, fl
     """Latency of a ring that each rank passes once, and of a tree up and down; the bandwidth of both."""
     cluster = training.cluster
     on_a_node = min(ranks, max(1, cluster.per_node // stride))
-    nodes = math.ceil(ranks / on_a_node)
+    nodes = ranks / on_a_node
     ring_s = (ranks - nodes) * LINK_STEP_S + (nodes - 1) * NETWORK_STEP_S
     tree_s = 2 * ((on_a_node - 1) * TREE_LINK_S + math.log2(nodes) * TREE_NETWORK_S)
     return ring_s, tree_s, cluster.bandwidth(training.stack, ranks, stride)
@@ -112,7 +112,6 @@ def between_stages(training: Training, payload_bytes: float, ranks: int, stride:
     out = math.ceil(ranks / max(1, cluster.per_node // stride)) - 1  # hops that leave a node
     if not out:
         return link, (ranks - 1) * link.seconds
-    card_Bps = (cluster.device.network_Bps or 0) * stack.message_share
+    card_Bps = min(link_Bps, (cluster.device.network_Bps or 0) * stack.message_share)
     network = Messages(payload_bytes, NETWORK_STEP_S + payload_bytes / card_Bps, NETWORK_STEP_S)
-    slowest = max(link, network, key=lambda way: way.seconds)
-    return slowest, out * network.seconds + (ranks - 1 - out) * link.seconds
+    return network, out * network.seconds + (ranks - 1 - out) * link.seconds

@@ -29,6 +29,9 @@ from lib.planner.training import Layout4D, Training
 # Of a block: two in forward, two in backward; what backward recomputes, it gathers and sums again.
 TP_SUMS = {"none": 4, "selective": 4, "mlp": 5, "ops": 5, "full": 6}
 OPTIMIZER_BYTES = 30  # read and written per parameter: gradient, master copy and both moments, the weight
+# Elements of a message of gradients or parameters; sharded, it has a million for each rank, or its ring would be slow.
+# Source: Megatron-LM, `DistributedDataParallelConfig.bucket_size` (commit d98e8a64).
+BUCKET, BUCKET_OF_A_RANK = 40e6, 1e6
 
 
 class BlockTime(NamedTuple):
@@ -145,7 +148,7 @@ def _over_pp(training: Training, layout: Layout4D, layers: float, block: BlockTi
 
     Under 1F1B each microbatch waits twice for the mean over the p hops of a round, whichever rank it is on; in a zero
     bubble the gradients of weights, for which no rank waits, run meanwhile. To fill and empty it, messages pass all
-    hops twice, once more for each further stage of a rank, and four times in a zero bubble.
+    hops twice for each stage of a rank; in ZB-H1 four times, in ZB-V five times.
 
     Source: chapter 10, for 1F1B; the others read off `lib.pipeline.simulate` (`tests/lib/test_planner_waits.py`).
     """
@@ -154,7 +157,8 @@ def _over_pp(training: Training, layout: Layout4D, layers: float, block: BlockTi
     one, hops_s = between_stages(training, payload, layout.pp, layout.tp * layout.cp * layout.dp)
     sent, left_s = one.times(2 * v), layers * block.left_s
     if layout.schedule != "1f1b":
-        return hide(sent, min(left_s, layers * block.matmuls / 3)), 4 * hops_s
+        weights_s = layers * (block.matmuls - block.tp.hidden_s) / 3
+        return hide(sent, min(left_s, weights_s)), (5 if layout.schedule == "zb-v" else 4) * hops_s
     mean = hops_s / layout.pp / one.seconds if layout.pp > 1 else 0.0
     return hide(sent, left_s, mean * (training.stack.exposed_pp if v > 1 else 1.0)), 2 * v * hops_s
 
@@ -187,22 +191,15 @@ def _over_dp(training: Training, layout: Layout4D, layers: float, left_s: float,
         summed = gather(stack.reduced_bytes, units) + over_copies(stack.reduced_bytes, units)
         forward, backward = hide(once, forward_s, share), hide(once + summed, backward_s, share)
         return forward.times(m) + backward.times(m)
-    calls = buckets(mine, layout.dp * layout.cp)
     if not layout.zero:
+        calls = max(1.0, mine / BUCKET)
         all_of_it = collective(training, "all_reduce", recipe.gradient_bytes * mine, layout.shards, layout.tp, calls)
         return hide(all_of_it, backward_s if stack.overlaps_dp else 0.0)
+    calls = max(1.0, mine / max(BUCKET, BUCKET_OF_A_RANK * layout.shards))
     times = m if layout.zero == 2 else 1  # a rank that keeps a shard of gradients reduces each microbatch
     reduction = gather(recipe.gradient_bytes, calls) + over_copies(recipe.gradient_bytes, calls)
     reduce = hide(reduction, backward_s if stack.overlaps_dp else 0.0).times(times)
     return reduce + hide(gather(recipe.weight_bytes, calls), forward_s if stack.overlaps_dp else 0.0)
-
-
-def buckets(parameters: float, ranks: int) -> float:
-    """Messages into which gradients, or parameters, are cut: of 40 million elements, of a million per rank or more.
-
-    Source: Megatron-LM, `DistributedDataParallelConfig.bucket_size` (commit d98e8a64), which so bounds the latency.
-    """
-    return max(1.0, parameters / max(40e6, 1e6 * ranks))
 
 
 def has_even_stages(layers: int, stages: int) -> bool:
