@@ -18,10 +18,15 @@ from lib.cost.models import NOT_MODELLED
 from lib.cost.sizes import PLANNED_RECOMPUTE, ModelShape
 from lib.planner import search, seconds
 from lib.planner.evidence import EVIDENCE, percent, read_evidence
+from lib.planner.fp8 import CALIBRATED_IN_8_BIT, SPEEDUPS, WITHOUT_FP8
 from lib.planner.training import GPUS, PRESET_MODELS, STACKS, Cluster, Training, stack_for
 
 SCRIPTS = "planner.js", "model_config.js", "will_it_fit.js"
-QUANTITIES = {"seconds": "seconds of a step", "memory": "peak memory"}
+QUANTITIES = {
+    "seconds": "seconds of a step",
+    "seconds in FP8": "seconds of a step in FP8",
+    "memory": "peak memory",
+}
 HTML = """<div id="planner"><noscript><p><strong>This page computes in your browser, and JavaScript is switched off.
 </strong> From a terminal, <code>python -m lib.planner --model llama-70b --gpus 64</code> says the same.</p></noscript>
 <script type="application/json">{numbers}</script></div>"""
@@ -54,6 +59,7 @@ def numbers() -> dict:
         "stacks": {name: {gpu: asdict(stack_for(name, gpu)) for gpu in gpus} for name in STACKS},
         "per_node": Cluster.per_node,
         "evidence": read_evidence(),
+        "fp8": {"speedups": SPEEDUPS, "calibrated": CALIBRATED_IN_8_BIT, "without": sorted(WITHOUT_FP8)},
         "limits": {
             "rows": search.MOST_ROWS,
             "stages_per_rank": search.MOST_STAGES_PER_RANK,

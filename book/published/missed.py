@@ -25,19 +25,22 @@ def measured_bytes(row: Mapping) -> float | None:
 
 
 def all_missed() -> dict[str, dict]:
-    """`stack, gpu` → `seconds` and `memory` → the values of a `lib.planner.evidence.Evidence`."""
+    """`stack, gpu` → `seconds`, `seconds in FP8` and `memory` → the values of a `lib.planner.evidence.Evidence`."""
     groups: dict[str, list[tuple[dict, Prediction]]] = {}
     for row in (row for path in STEPS for row in read_rows(path)):
         groups.setdefault(f"{stack_of(row)}, {gpu_of(row)}", []).append((row, predict(row)))
     found = {}
     for name in sorted(groups):
-        in_all = [(row, one) for row, one in groups[name] if not one.without]
         held = [
             (one, memory_bytes(*training_of(row)).total / size - 1)
             for row, one in groups[name]
             if (size := measured_bytes(row))
         ]
-        of = {"seconds": _missed((one, one.error) for _, one in in_all), "memory": _missed(held)}
+        of = {
+            quantity: _missed((one, one.error) for row, one in groups[name] if bool(row.get("fp8")) == in_fp8)
+            for quantity, in_fp8 in (("seconds", False), ("seconds in FP8", True))
+        }
+        of["memory"] = _missed(held)
         found[name] = {quantity: missed for quantity, missed in of.items() if missed}
     return {name: of for name, of in found.items() if of}
 

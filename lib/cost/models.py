@@ -56,7 +56,13 @@ def model_text(shape: ModelShape) -> str:
 
 # What the formulas do not have → names that would be read as if they had it.
 _EXPERTS = r"moe|mixtral|\dx\d+b|-a\d+(\.\d)?b|deepseek-?(v\d|r1)(?!-distill)|dbrx|grok|gpt-oss|llama-?4\b|kimi-?k"
-NOT_MODELLED = {"a mixture of experts": _EXPERTS, "FP8": "fp8", "FP4": r"fp4\b", "LoRA": "lora", "offload": "offload"}
+NOT_MODELLED = {
+    "a mixture of experts": _EXPERTS,
+    "keeping weights in FP8": "fp8",
+    "FP4": r"fp4\b",
+    "LoRA": "lora",
+    "offload": "offload",
+}
 
 
 def known(name: str, among: dict, what: str, otherwise: str = "") -> str:

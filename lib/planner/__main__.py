@@ -16,6 +16,7 @@ from lib.cost.hardware import BYTES, FLOPS, SPEEDS, TOKENS, Device, amount, gpu_
 from lib.cost.models import NOT_MODELLED, known
 from lib.cost.sizes import BIASES, LLAMA, PLANNED_RECOMPUTE, ZERO_STAGES, ModelShape
 from lib.planner import Choices, Cluster, Layout4D, Planned, Training, best_layouts, memory_bytes, step_s
+from lib.planner.fp8 import in_8_bit
 from lib.planner.refusals import refusal
 from lib.planner.report import others_text, report_of_layout, wrapped
 from lib.planner.search import ALL_OPEN
@@ -66,6 +67,7 @@ def planner_options(prog: str, about: str) -> argparse.ArgumentParser:
     for option, (field, units, such_as, text) in CARD.items():
         cluster.add_argument(f"--{option}", dest=field, metavar="SIZE", **_amount(units, such_as, text))
     cluster.add_argument("--per-node", **count, help="GPUs that share the fast link; default: of this GPU, mostly 8")
+    cluster.add_argument("--fp8", **on, help="matmuls of the blocks in 8 bit; all bytes stay as they are")
     cluster.add_argument("--stack", default="megatron", metavar="NAME", help=f"one of {', '.join(STACKS)}")
     layout = parser.add_argument_group("layout", "reports on one instead of searching; --dp may be left out")
     for option in COUNTS:
@@ -82,7 +84,9 @@ def planner_options(prog: str, about: str) -> argparse.ArgumentParser:
     search.add_argument("--price", type=float, help="of a GPU for an hour, for the money")
     search.add_argument("--json", **on, help="plain data instead of text")
     for name in NOT_MODELLED:
-        parser.add_argument(f"--{name.split()[-1].lower()}", dest=name, nargs="?", const=True, help=argparse.SUPPRESS)
+        if not name.endswith("FP8"):  # the name of a model may ask for it, an option asks for matmuls in FP8
+            option = f"--{name.split()[-1].lower()}"
+            parser.add_argument(option, dest=name, nargs="?", const=True, help=argparse.SUPPRESS)
     return parser
 
 
@@ -131,7 +135,10 @@ def training_asked(args: argparse.Namespace, asked: dict) -> Training:
     if gpus > device.per_node and device.network_Bps is None:
         raise ValueError(f"{gpus} GPUs of {name} are on several nodes: give --network, such as 25GB per GPU")
     batch = args.batch or max(1, STEP_TOKENS // model.context)
-    return Training(model, Cluster(device, gpus, device.per_node), stack_for(args.stack, name), batch)
+    stack = stack_for(args.stack, name)
+    if args.fp8:
+        stack = in_8_bit(stack, name)
+    return Training(model, Cluster(device, gpus, device.per_node), stack, batch)
 
 
 def layout_asked(training: Training, asked: dict, able: frozenset[str] = frozenset()) -> Planned:

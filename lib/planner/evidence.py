@@ -23,9 +23,10 @@ OF_MEMORY = "recipe", "logits_bytes", "spare_activations", "usable_share"  # con
 
 @dataclass(frozen=True)
 class Evidence:
-    """Errors on one GPU with one software, of `quantity`: `seconds` of a step, or peak `memory`.
+    """Errors on one GPU with one software, of a quantity: `seconds` of a step, or peak `memory`.
 
     Args:
+        quantity: also `seconds in FP8`.
         gpu: its name, or None for a GPU that is none of the table.
         stack: name of the software, or None if no stack has these constants.
         runs, configurations: published runs that calibrated nothing; those that differ in more than the number of
@@ -50,7 +51,7 @@ class Evidence:
         if self.median is None or self.worst is None:
             return f": the error is unknown: {self._why_unknown()}"
         if self.runs == 1:
-            return f" ± {percent(self.worst)} (one published run on this GPU and stack, no more)"
+            return f" ± {percent(self.worst)} (one published row on this GPU and stack, no more)"
         many = f"{self.configurations} published layouts" if self.configurations > 1 else "one published layout"
         many += f", {self.runs} runs," if self.runs > self.configurations else ""
         return f" ± {percent(self.median)} (median of {many} on this GPU and stack; worst {percent(self.worst)})"
@@ -62,14 +63,14 @@ class Evidence:
     def _why_unknown(self) -> str:
         if self.gpu is None:
             return "no published run on a GPU with these figures"
-        what = "" if self.quantity == "seconds" else f" says its {self.quantity}"
+        what = {"memory": " says its memory", "seconds in FP8": " is in FP8"}.get(self.quantity, "")
         if not any(_of(self.quantity, name, self.gpu) for name in STACKS):
             return f"no published run on this card ({self.gpu}){what}"
         if self.stack is None:
             return f"no published run on {self.gpu} has software with exactly these constants"
         if self.calibrating:
-            only = f"the only published run{'s' * (len(self.calibrating) > 1)} on {self.gpu} with {self.stack}"
-            return f"{' and '.join(self.calibrating)}, {only}, calibrated a constant"
+            rows = "row" if len(self.calibrating) == 1 else "rows"
+            return f"calibrated on its only {rows} ({', '.join(self.calibrating)}), no evidence"
         return f"no published run on {self.gpu} with the stack {self.stack}{what}"
 
 
@@ -85,10 +86,11 @@ def evidence_of(training: Training) -> dict[str, Evidence]:
     """
     gpu, names = _gpu(training), _stacks(training)
     found = {}
-    for quantity in ("seconds", "memory"):
+    for asked in ("seconds", "memory"):
+        quantity = "seconds in FP8" if asked == "seconds" and training.stack.fp8_speedup != 1 else asked
         of = {name: _of(quantity, name, gpu) for name in names}
         stack = next((name for name, errors in of.items() if errors), names[0] if names else None)
-        found[quantity] = Evidence(quantity, gpu, stack, **(of.get(stack) or {}))
+        found[asked] = Evidence(quantity, gpu, stack, **(of.get(stack) or {}))
     return found
 
 
@@ -106,10 +108,10 @@ def _gpu(training: Training) -> str | None:
 def _stacks(training: Training) -> list[str]:
     """The stacks with these constants, but for bytes that are kept: exactly the same first."""
     gpu, mine = _gpu(training), training.stack
-    kept = {name: getattr(mine, name) for name in OF_MEMORY}
+    kept = {name: getattr(mine, name) for name in (*OF_MEMORY, "fp8_speedup")}
     stacks = {name: stack_for(name, gpu or "h100") for name in STACKS}
     same = [name for name, stack in stacks.items() if replace(stack, **kept) == mine]
-    return sorted(same, key=lambda name: stacks[name] != mine)
+    return sorted(same, key=lambda name: stacks[name].recipe != mine.recipe)
 
 
 def _of(quantity: str, stack: str, gpu: str | None) -> dict:

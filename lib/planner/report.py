@@ -20,6 +20,7 @@ from lib.layout import Layout
 from lib.pipeline.gantt import gantt
 from lib.pipeline.schedules.action import Op
 from lib.planner.evidence import evidence_of
+from lib.planner.fp8 import in_8_bit_text
 from lib.planner.memory import bytes_of_rank, share_of_rank
 from lib.planner.peak import not_counted, step_memory
 from lib.planner.plan import Plan, bytes_out_of_a_node, step_bubble, step_traffic
@@ -241,6 +242,8 @@ def _described(training: Training, layout: Layout4D) -> list[str]:
         lines.append(f"replicas {x.replicas}: ZeRO shards over {x.shards} ranks")
     if x.recompute != "none":
         lines.append(f"recompute {x.recompute}" + f", in one block of {x.every}" * (x.every > 1))
+    if training.stack.fp8_speedup != 1:
+        lines.append(in_8_bit_text(training.stack))
     if x.loss_chunks > 1:
         lines.append(f"the loss in {x.loss_chunks} pieces of the sequence")
     return lines

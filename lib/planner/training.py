@@ -17,6 +17,7 @@ from lib.cost.hardware import GPUS, Device, gpu_name
 from lib.cost.models import PRESETS, known
 from lib.cost.sizes import LLAMA, MODELS, ModelShape, Recipe, train_flops
 from lib.layout import whole_number
+from lib.planner.fp8 import in_8_bit
 from lib.planner.stacks import CALIBRATED, SHARES, STACKS, Stack, stack_for  # noqa: F401 their old place
 
 
@@ -147,7 +148,8 @@ def training_of(row: Mapping) -> tuple[Training, Layout4D]:
     """The training run of a row, and its layout; keys of a row as in `book/published/runs.json`.
 
     Raises:
-        ValueError: an unknown GPU; a network that is not known and needed; an optimizer in words without its bytes.
+        ValueError: a GPU that is unknown, or has no FP8 for a row in FP8; a network that is not known and needed; an
+            optimizer in words without its bytes.
     """
     gpu = gpu_of(row)
     gated = bool(row.get("gated"))
@@ -178,6 +180,8 @@ def training_of(row: Mapping) -> tuple[Training, Layout4D]:
         replicas=row.get("replicas", 1),
     )
     device, stack = GPUS[gpu], stack_for(stack_of(row), gpu)
+    if row.get("fp8"):
+        stack = in_8_bit(stack, gpu)
     if "network_GBps" in row:
         device = replace(device, network_Bps=row["network_GBps"] * 1e9)
     cluster = Cluster(device, row["gpus"], row.get("per_node", device.per_node))
