@@ -58,6 +58,7 @@ def test_only_the_matmuls_of_blocks_are_faster():
 
 
 def test_who_has_it():
+    assert sorted(WITHOUT_FP8) == ["a100", "a100-40gb", "a6000", "v100"]
     for gpu in GPUS:
         stack = stack_for("megatron", gpu)
         if gpu in WITHOUT_FP8:
