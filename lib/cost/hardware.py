@@ -141,7 +141,9 @@ def device_text(device: Device, per_node: int) -> str:
     """The figures of a GPU and its links, in a sentence; the network per GPU and per node."""
     memory, link, network = (n / 1e9 for n in (device.memory_Bps, device.link_Bps, device.network_Bps or 0))
     between = f"network {network:g} GB/s per GPU, {network * per_node:g} GB/s per node" if network else "no network"
+    how = " (a PCIe slot)" if device.link_Bps in (PCIE4_Bps, PCIE5_Bps) else ""
+    how = f" ({link / device.peers:g} to each)" if device.peers else how
     return (
         f"{device.peak_flops / 1e12:g} TFLOP/s in 16 bit, {device.memory_bytes / 1e9:g} GB at {memory:g} GB/s; "
-        f"one direction: link {round(link, 1):g} GB/s among {per_node} GPUs, {between}"
+        f"one direction: link {round(link, 1):g} GB/s{how} among {per_node} GPUs, {between}"
     )

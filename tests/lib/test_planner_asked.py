@@ -69,11 +69,11 @@ ANSWERED = {  # question → what the answer says
     " --tied --biases qkv --gpus 8": ("0.5962 billion parameters", "biases qkv", ", tied head"),
     # cards
     "--model llama3-8b --gpus 8 --gpu 4090": (
-        "165.2 TFLOP/s in 16 bit, 24 GB at 1008 GB/s; one direction: link 31.5 GB/s among 8 GPUs, no network",
+        "165.2 TFLOP/s in 16 bit, 24 GB at 1008 GB/s; one direction: link 31.5 GB/s (a PCIe slot) among 8 GPUs, no network",
         "fits: ",
     ),
     f"{ON_64} --gpu mi300x --network 50GB": (
-        "1307.4 TFLOP/s in 16 bit, 192 GB at 5300 GB/s; one direction: link 448 GB/s among 8 GPUs",
+        "1307.4 TFLOP/s in 16 bit, 192 GB at 5300 GB/s; one direction: link 448 GB/s (64 to each) among 8 GPUs",
         "matmul_share calibrated on h100, and 0.64 of it",
     ),
     f"{ON_64} --gpu mi325x --peak 1307TF --memory 256GB --memory-bandwidth 6TB --link 448GB --network 50GB": (

@@ -1,6 +1,7 @@
 """Rows of published runs: what is read of them, and in which words a row is refused."""
 
 import json
+import statistics
 
 import pytest
 
@@ -75,3 +76,15 @@ def test_bad_rows_are_refused_in_a_sentence(tmp_path):
         [{name: ROW[name] for name in ROW if name != "network_GBps"} | {"gpu": "GB200"}]
     )
     assert "GPU 'mi100' is not a preset" in refused([ROW | {"gpu": "MI100"}])
+
+
+def test_the_network_of_the_rows_of_fsdp_is_assumed(say):
+    """Its source does not state it: the errors with half and with twice the 50 GB/s that are assumed."""
+    errors, seconds = {}, {}
+    for speed in (25, 50, 100):
+        found = [predict(row | {"network_GBps": speed}) for row in H200.values()]
+        errors[speed] = statistics.median(abs(one.error) for one in found)
+        seconds[speed] = [one.seconds.total for one in found]
+        say(f"{speed} GB/s per GPU: median error {errors[speed]:.1%} of {len(found)} rows")
+    assert all(a >= b >= c for a, b, c in zip(*seconds.values(), strict=True))
+    assert errors[50] < 0.1
