@@ -69,7 +69,8 @@ ANSWERED = {  # question → what the answer says
     " --tied --biases qkv --gpus 8": ("0.5962 billion parameters", "biases qkv", ", tied head"),
     # cards
     "--model llama3-8b --gpus 8 --gpu 4090": (
-        "165.2 TFLOP/s in 16 bit, 24 GB at 1008 GB/s; one direction: link 31.5 GB/s (a PCIe slot) among 8 GPUs, no network",
+        "165.2 TFLOP/s in 16 bit, 24 GB at 1008 GB/s; one direction: link 31.5 GB/s (a PCIe slot) among 8 GPUs, ",
+        "no network",
         "fits: ",
     ),
     f"{ON_64} --gpu mi300x --network 50GB": (
