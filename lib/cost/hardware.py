@@ -29,7 +29,8 @@ _GH200 = (
 )
 _NVL72 = (
     "memory and 2.45 PFLOP/s dense: NVIDIA-NeMo, Megatron-Bridge performance summaries of 2025 and 2026 (those runs "
-    f"use 64 GPUs of an NVLink domain); 72 GPUs to a domain, and NVLink 5: {_TABLES}; 8 TB/s: verda.com, GB300 NVL72"
+    f"use 64 GPUs of an NVLink domain); 72 GPUs to a domain, and NVLink 5: {_TABLES}; 8 TB/s: verda.com, GB300 NVL72; "
+    f"network: a card of 400 Gb/s per GPU ({_TABLES}), of 800 on GB300 (glennklockwood.com, B300: 72 ConnectX-8)"
 )
 _MI300X = (
     f"{_TABLES}; peak: the clock times the units; seven links of 64 GB/s in each direction, one to each GPU of a node"
@@ -86,8 +87,8 @@ DEVICES = {
     "GH200 96 GB": Device(96e9, 989e12, 4.0e12, 450e9, None, 828.6e12, _GH200, per_node=1),
     "H200 141 GB": Device(141e9, 989e12, 4.8e12, 450e9, 50e9, 794.5e12, _TABLES),
     "B200 180 GB": Device(180e9, 2250e12, 8.0e12, 900e9, 50e9, 1745e12, _TABLES),
-    "GB200 186 GB": Device(186e9, 2450e12, 8.0e12, 900e9, None, None, _NVL72, per_node=72),
-    "GB300 288 GB": Device(288e9, 2450e12, 8.0e12, 900e9, None, None, _NVL72, per_node=72),
+    "GB200 186 GB": Device(186e9, 2450e12, 8.0e12, 900e9, 50e9, None, _NVL72, per_node=72),
+    "GB300 288 GB": Device(288e9, 2450e12, 8.0e12, 900e9, 100e9, None, _NVL72, per_node=72),
     "MI300X 192 GB": Device(192e9, 1307.4e12, 5.3e12, 448e9, None, 668.4e12, _MI300X, peers=7),
     "A6000 48 GB": Device(48e9, 154.8e12, 0.768e12, PCIE4_Bps, None, 131.2e12, _A6000),
     "L40S 48 GB": Device(48e9, 362e12, 0.864e12, PCIE4_Bps, None, 252.0e12, _L40S),

@@ -153,7 +153,7 @@ def training_of(row: Mapping) -> tuple[Training, Layout4D]:
     """
     gpu = gpu_of(row)
     gated = bool(row.get("gated"))
-    kind = LLAMA if gated else {"dropout_masks": not row.get("flash")}
+    kind = LLAMA if gated else {"dropout_masks": not (row.get("flash") or row.get("fp8"))}
     model = ModelShape(
         row["hidden"],
         row["layers"],
@@ -215,7 +215,7 @@ def gpu_of(row: Mapping) -> str:
 
 def stack_of(row: Mapping) -> str:
     """The name of the stack of a row: of its publisher, or from what it says of its kernels."""
-    publisher, default = row.get("stack"), "megatron" if row.get("flash") else "megatron-2021"
-    if publisher in RUN_FSDP or int(row.get("zero", 0)) == 3:
+    publisher, default = row.get("stack"), "megatron" if row.get("flash") or row.get("fp8") else "megatron-2021"
+    if publisher in RUN_FSDP or "compile" in row or int(row.get("zero", 0)) == 3:
         default = "fsdp" if row.get("compile", True) else "fsdp-eager"
     return STACK_OF.get(publisher, default)

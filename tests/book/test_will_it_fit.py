@@ -468,7 +468,7 @@ def test_a_mixture_of_experts_is_not_modelled(page_at):
     typed(page, config="Qwen/Qwen3-32B")
     assert wrong(page) == {} and "32.76 billion parameters" in page.inner_text(".ranks")
     assert page_at("?model=Qwen/Qwen3-32B").input_value("[name=model]") == "qwen3-32b"
-    assert "a mixture of experts, FP8, FP4, LoRA, offload" in page.inner_text(".end")
+    assert "a mixture of experts, keeping weights in FP8, FP4, LoRA, offload" in page.inner_text(".end")
 
 
 def test_a_card_is_typed(page_at):

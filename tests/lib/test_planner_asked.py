@@ -81,7 +81,7 @@ ANSWERED = {  # question → what the answer says
         "1307 TFLOP/s in 16 bit, 256 GB at 6000 GB/s; one direction: link 448 GB/s among 8 GPUs",
         "matmul_share calibrated on h100, bytes",
     ),
-    "--model llama-70b --gpus 72 --batch 1080 --gpu gb200": ("link 900 GB/s among 72 GPUs", "no network"),
+    "--model llama-70b --gpus 72 --batch 1080 --gpu gb200": ("link 900 GB/s among 72 GPUs, network 50 GB/s per GPU",),
     "--model llama3-8b --gpus 4 --per-node 4 --gpu gh200": ("link 450 GB/s among 4 GPUs", "no network"),
     "--model llama-13b --gpus 16 --gpu a100 --memory 40GB --memory-bandwidth 1555GB --network 1.25GB": (
         "312 TFLOP/s in 16 bit, 40 GB at 1555 GB/s",

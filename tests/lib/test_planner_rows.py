@@ -43,6 +43,9 @@ def test_a_row_of_megatron_in_8_bit():
     assert run.cluster.per_node == 64 and run.cluster.device.memory_bytes == 186e9
     assert (layout.stages_per_rank, layout.sequence_parallel, stack_of(row)) == (4, True, "megatron")
     assert not training_of(IN_8_BIT["FP8 H100 GPT-3 5B"])[0].model.dropout_masks
+    bare = {name: value for name, value in IN_8_BIT["FP8 H100 GPT-3 5B"].items() if name not in ("flash", "stack")}
+    assert stack_of(bare) == "megatron" and not training_of(bare)[0].model.dropout_masks
+    assert stack_of({"zero": 0, "compile": True}) == "fsdp" and stack_of({"zero": 0}) == "megatron-2021"
     assert stack_of(IN_8_BIT["FP8 H100 Llama 3 8B, FSDP (25.11)"]) == "megatron", "ZeRO-3 of Megatron"
 
 
@@ -72,8 +75,8 @@ def test_bad_rows_are_refused_in_a_sentence(tmp_path):
     assert "lacks gpus" in refused({"rows": [{name: ROW[name] for name in ROW if name != "gpus"}]})
     assert "lacks step_s" in refused([{name: ROW[name] for name in ROW if name != "step_s"}])
     assert "must be a list of runs" in refused({"source": "a page"})
-    assert "8 of gb200 are on several nodes: give network_GBps" in refused(
-        [{name: ROW[name] for name in ROW if name != "network_GBps"} | {"gpu": "GB200"}]
+    assert "8 of gh200 are on several nodes: give network_GBps" in refused(
+        [{name: ROW[name] for name in ROW if name != "network_GBps"} | {"gpu": "GH200"}]
     )
     assert "GPU 'mi100' is not a preset" in refused([ROW | {"gpu": "MI100"}])
 
