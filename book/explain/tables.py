@@ -26,6 +26,6 @@ FRAMEWORKS: dict[str, dict[str, Any]] = {
 FOREIGN = _COMMON | _read("models.toml") | {"explain": _COMMON["explain"] | FRAMEWORKS}
 
 SWITCHES = {one.name for kind in (ModelShape, Stack) for one in fields(kind) if one.type == "bool"}
-SWITCHES |= {"sequence_parallel"}  # of a layout
+SWITCHES |= {"sequence_parallel", "fp8"}  # of a layout, and of a run
 OFF = ("", "0", "0.0", "false", "no", "none", "null", "disabled", "auto", "default", "[]", "{}")
 USUAL_TOKENS = 8192  # of a sequence, unless --seq says more or less

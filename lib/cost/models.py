@@ -56,7 +56,7 @@ def model_text(shape: ModelShape) -> str:
 
 # What the formulas do not have → names that would be read as if they had it.
 _EXPERTS = r"moe|mixtral|\dx\d+b|-a\d+(\.\d)?b|deepseek-?(v\d|r1)(?!-distill)|dbrx|grok|gpt-oss|llama-?4\b|kimi-?k"
-NOT_MODELLED = {"a mixture of experts": _EXPERTS, "FP8": "fp8", "FP4": r"fp4\b"}
+NOT_MODELLED = {"a mixture of experts": _EXPERTS, "keeping weights in FP8": "fp8", "FP4": r"fp4\b"}
 NOT_IN_A_NAME = {"LoRA": "lora", "offload": "offload"}  # options of the planner
 
 
@@ -81,7 +81,7 @@ def known(name: str, among: dict, what: str, otherwise: str = "") -> str:
     if (short := small.rpartition("/")[2].replace("-", "")) in plain:
         return plain[short]
     said = f"{what} {name!r} is not a preset"
-    if len(among) < 9:
-        raise ValueError(f"{said} ({', '.join(among)}){otherwise and f': {otherwise}'}")
     near = " or ".join(get_close_matches(small, among, n=3, cutoff=0.75))
+    if len(among) < 9 or (len(among) < 20 and not near):
+        raise ValueError(f"{said} ({', '.join(among)}){otherwise and f': {otherwise}'}")
     raise ValueError(f"{said}{otherwise and f': {otherwise}'}{near and f'; or did you mean {near}?'}")

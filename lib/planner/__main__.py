@@ -13,10 +13,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, fields, replace
 
 from lib.cost.adapters import BASES, Adapters
-from lib.cost.hardware import BYTES, FLOPS, SPEEDS, TOKENS, Device, amount
+from lib.cost.hardware import BYTES, FLOPS, SPEEDS, TOKENS, Device, amount, gpu_name
 from lib.cost.models import NOT_MODELLED, known
 from lib.cost.sizes import BIASES, LLAMA, OPTIMIZERS, PLANNED_RECOMPUTE, ZERO_STAGES, ModelShape, recipe_of_optimizer
 from lib.planner import Choices, Cluster, Layout4D, Planned, Training, best_layouts, memory_bytes, step_s
+from lib.planner.fp8 import in_8_bit
 from lib.planner.margin import HEADROOM
 from lib.planner.refusals import refusal
 from lib.planner.report import others_text, report_of_layout, wrapped
@@ -67,7 +68,8 @@ def planner_options(prog: str, about: str) -> argparse.ArgumentParser:
     cluster.add_argument("--gpu", metavar="NAME", help=f"one of {', '.join(GPUS)} (default h100); or its figures:")
     for option, (field, units, such_as, text) in CARD.items():
         cluster.add_argument(f"--{option}", dest=field, metavar="SIZE", **_amount(units, such_as, text))
-    cluster.add_argument("--per-node", **count, default=8, help="GPUs that share the fast link")
+    cluster.add_argument("--per-node", **count, help="GPUs that share the fast link; default: of this GPU, mostly 8")
+    cluster.add_argument("--fp8", **on, help="matmuls of the blocks in 8 bit; all bytes stay as they are")
     cluster.add_argument("--stack", default="megatron", metavar="NAME", help=f"one of {', '.join(STACKS)}")
     cluster.add_argument(
         "--whole-gradients",
@@ -104,7 +106,9 @@ def planner_options(prog: str, about: str) -> argparse.ArgumentParser:
     search.add_argument("--price", type=float, help="of a GPU for an hour, for the money")
     search.add_argument("--json", **on, help="plain data instead of text")
     for name in NOT_MODELLED:
-        parser.add_argument(f"--{name.split()[-1].lower()}", dest=name, nargs="?", const=True, help=argparse.SUPPRESS)
+        if not name.endswith("FP8"):  # the name of a model may ask for it, an option asks for matmuls in FP8
+            option = f"--{name.split()[-1].lower()}"
+            parser.add_argument(option, dest=name, nargs="?", const=True, help=argparse.SUPPRESS)
     return parser
 
 
@@ -185,17 +189,19 @@ def training_asked(args: argparse.Namespace, asked: dict) -> Training:
     if not gpus:
         raise ValueError("give --gpus, the number of all GPUs")
     model, (name, device) = _model(args), _device(args)
-    if gpus > args.per_node and device.network_Bps is None:
+    if gpus > device.per_node and device.network_Bps is None:
         raise ValueError(f"{gpus} GPUs of {name} are on several nodes: give --network, such as 25GB per GPU")
     batch = args.batch or max(1, STEP_TOKENS // model.context)
     stack = replace(stack_for(args.stack, name), **options_given(args, ["whole_gradient_bytes"]))
+    if args.fp8:
+        stack = in_8_bit(stack, name)
     if args.optimizer != "adam":
         stack = replace(stack, recipe=recipe_of_optimizer(stack.recipe, args.optimizer))
     if args.base and not args.lora:
         raise ValueError(f"--base {args.base} is the precision of a frozen model: give --lora RANK, such as 16")
     adapters = Adapters(args.lora, args.base or "16bit") if args.lora else None
     kept = adapters, args.offload or "", args.optimizer
-    return Training(model, Cluster(device, gpus, args.per_node), stack, batch, *kept)
+    return Training(model, Cluster(device, gpus, device.per_node), stack, batch, *kept)
 
 
 def layout_asked(training: Training, asked: dict, able: frozenset[str] = frozenset()) -> Planned:
@@ -223,13 +229,16 @@ def _device(args: argparse.Namespace) -> tuple[str, Device]:
     if args.per_node_Bps:
         if "network_Bps" in given:
             raise ValueError("--network is per GPU and --network-per-node of a whole node: give one of them")
-        given["network_Bps"] = args.per_node_Bps / args.per_node
     figures = {"peak_flops", "memory_Bps", "link_Bps"} & given.keys()
-    name = args.gpu or ("without a name" if figures else "h100")
-    if len(figures) == 3 and "memory_bytes" in given and name.lower() not in GPUS:
-        return name, Device(**{"network_Bps": None} | given, matmul_flops=None, source="given")
-    name = known(name, GPUS, "GPU", "give --peak, --memory, --memory-bandwidth, --link and --network")
-    return name, replace(GPUS[name], **given)
+    name = gpu_name(args.gpu or ("without a name" if figures else "h100"))
+    if len(figures) == 3 and "memory_bytes" in given and name not in GPUS:
+        device = Device(**{"network_Bps": None} | given, matmul_flops=None, source="given")
+    else:
+        name = known(name, GPUS, "GPU", "give --peak, --memory, --memory-bandwidth, --link and --network")
+        device = replace(GPUS[name], **given)
+    if args.per_node_Bps:
+        device = replace(device, network_Bps=args.per_node_Bps / device.per_node)
+    return name, device
 
 
 def _model(args: argparse.Namespace) -> ModelShape:

@@ -19,13 +19,15 @@ from lib.cost.sizes import ModelShape
 from lib.layout import Layout
 from lib.pipeline.gantt import gantt
 from lib.pipeline.schedules.action import Op
+from lib.planner.evidence import evidence_of
+from lib.planner.fp8 import in_8_bit_text
 from lib.planner.margin import HEADROOM, TIGHT, memory_verdict, ran_text, verdict_text, without_seconds
 from lib.planner.memory import bytes_of_rank, parameters_of_rank, share_of_rank
 from lib.planner.peak import not_counted, step_memory
 from lib.planner.plan import Plan, bytes_out_of_a_node, step_bubble, step_traffic
 from lib.planner.search import Planned, compared, layout_text, why_slower
 from lib.planner.seconds import OPTIMIZER_BYTES, Seconds, step_and_waits, step_s
-from lib.planner.stacks import SHARES
+from lib.planner.stacks import calibration_text
 from lib.planner.training import Layout4D, Training
 
 WIDTH, MOST_GANTT_ROWS = 100, 8
@@ -51,6 +53,7 @@ class Report:
     seconds: dict[str, float] = field(default_factory=dict)  # of a step, by kind; an exact plan has none
     answers: dict[str, float] = field(default_factory=dict)  # tokens per second, utilisation, days, money
     assumes: dict[str, str] = field(default_factory=dict)  # subject → all numbers that went in, in words
+    errors: dict[str, dict] = field(default_factory=dict)  # of `seconds` and `memory` on published runs: `Evidence`
 
     def __str__(self) -> str:
         assumes = ["assumes"] * bool(self.assumes) + [f"{name}: {said}" for name, said in self.assumes.items()]
@@ -100,6 +103,7 @@ class Report:
         if of:
             kinds = [f"{kind} {s:.2f} ({s / of['step_s']:.0%})" for kind, s in self.seconds.items() if s]
             lines.append(f"{of['step_s']:.2f} s per step: {', '.join(kinds)}")
+            lines.append(f"{of['step_s']:.2f} s{self.errors['seconds']['said']}")
             lines.append(f"{of['tokens_per_s']:,.0f} tokens/s, {of['tokens_per_s_per_gpu']:,.0f} tokens/s per GPU")
             used = "MFU {:.1%}, HFU {:.1%}, counting "
             lines.append(used.format(of["mfu"], of["hfu"]) + "the full s x s matrix of attention")
@@ -238,9 +242,12 @@ def report_of_layout(
     places = [_place(training, layout, place) for place in range(layout.pp)]
     need = max(place["held"]["total"] for place in places)
     notes = [verdict_text(training, layout, headroom), ran_text(need, training.room_bytes)]
+    errors = {quantity: evidence.plain() for quantity, evidence in evidence_of(training).items()}
+    notes.append(f"{need / 1e9:.1f} GB{errors['memory']['said']}")
     words = _described(training, layout)
     if training.no_seconds:
-        return Report(words, places, None, [], notes + without_seconds(training, layout), assumes=_inputs(training))
+        notes += without_seconds(training, layout)
+        return Report(words, places, None, [], notes, assumes=_inputs(training), errors=errors)
     if training.optimizer != "adam":
         notes.append(f"the seconds of {training.optimizer} are taken to be those of Adam")
     seconds = step_s(training, layout)
@@ -249,7 +256,7 @@ def report_of_layout(
         answers |= _of_the_run(tokens, price, layout.gpus, answers)
     sends = _sends(training, layout)
     waits = _waits(training, layout, seconds)
-    return Report(words, places, sends, waits, notes, seconds._asdict(), answers, _inputs(training))
+    return Report(words, places, sends, waits, notes, seconds._asdict(), answers, _inputs(training), errors)
 
 
 def _described(training: Training, layout: Layout4D) -> list[str]:
@@ -264,6 +271,8 @@ def _described(training: Training, layout: Layout4D) -> list[str]:
         lines.append(f"replicas {x.replicas}: ZeRO shards over {x.shards} ranks")
     if x.recompute != "none":
         lines.append(f"recompute {x.recompute}" + f", in one block of {x.every}" * (x.every > 1))
+    if training.stack.fp8_speedup != 1:
+        lines.append(in_8_bit_text(training.stack))
     if x.loss_chunks > 1:
         lines.append(f"the loss in {x.loss_chunks} pieces of the sequence")
     return lines
@@ -302,9 +311,8 @@ def _inputs(training: Training) -> dict[str, str]:
     """All that went into the numbers, in words."""
     cluster, constants = training.cluster, asdict(training.stack)
     recipe = "{weight_bytes} + {gradient_bytes} + {master_bytes} + {state_bytes:g}".format(**constants.pop("recipe"))
-    calibrated = next((gpu for gpu, shares in SHARES.items() if shares[0] == training.stack.matmul_share), "no GPU")
     numbers = [f"{name} {value}" for name, value in constants.items()]
-    numbers.append(f"matmul_share calibrated on {calibrated}")
+    numbers.append(f"matmul_share calibrated on {calibration_text(training.stack.matmul_share)}")
     numbers.append(f"bytes per parameter kept {recipe} and moved {OPTIMIZER_BYTES}")
     trained = [training.optimizer, *[f"offloaded {training.offload}"] * bool(training.offload)]
     trained += [f"{training.adapters}, in float32"] * bool(training.adapters)

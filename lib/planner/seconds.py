@@ -276,6 +276,7 @@ def block_s(
     matmuls = matmul_s(
         training, (6 * model.num_block_weights + 2 * recomputed) * tokens / tp, tokens, model.d_model / tp
     )
+    matmuls /= stack.fp8_speedup
 
     fused = stack.fused_attention
     scores = 4 * tokens * s * model.d_q / tp * (0.5 if fused else 1)

@@ -19,6 +19,7 @@ from lib.cost.models import known
 from lib.cost.sizes import BIASES, OPTIMIZERS, PLANNED_RECOMPUTE, ModelShape, Recipe, recipe_of_optimizer
 from lib.layout import divisors
 from lib.planner import Choices, Cluster, Layout4D, Training, best_layouts, memory_bytes, step_s
+from lib.planner.evidence import percent
 from lib.planner.margin import ran_text, verdict_text
 from lib.planner.refusals import refusal
 from lib.planner.report import report_of_layout
@@ -586,7 +587,7 @@ def test_a_mixture_of_experts_is_not_modelled(page_at):
     typed(page, config="Qwen/Qwen3-32B")
     assert wrong(page) == {} and "32.76 billion parameters" in page.inner_text(".ranks")
     assert page_at("?model=Qwen/Qwen3-32B").input_value("[name=model]") == "qwen3-32b"
-    assert "a mixture of experts, FP8, FP4." in page.inner_text(".end")
+    assert "a mixture of experts, keeping weights in FP8, FP4." in page.inner_text(".end")
 
 
 def test_a_card_is_typed(page_at):
@@ -716,6 +717,11 @@ def test_on_paper_fields_stand_and_of_chips_the_chosen_ones(page_at):
 
 def test_how_far_to_trust_it_comes_from_the_rows(tmp_path):
     out = build(tmp_path, {"index": "# Page\n\n```{planner_trust}\n```\n"}, ["book_planner"])
-    rows = {row.th.text: [cell.text for cell in row("td")] for row in soup(out, "index").tbody("tr")}
-    assert rows["all"][:2] == ["190", "175"] and rows["megatron, H100"][:2] == ["17", "5"]
-    assert rows["runs that calibrate a constant"][-1] == "0.0%" and "fsdp, H100-500W" in rows
+    rows = {}
+    for row in soup(out, "index").tbody("tr"):
+        what, *cells = [cell.text for cell in row("td")]
+        rows[row.th.text, what] = cells
+    assert rows["megatron, h100", "seconds of a step"][:2] == ["17", "5"]
+    assert rows["fsdp, h100-500w", "seconds of a step"] == ["0", "0", "0", "", "", "TT-H100 8B compiled"]
+    missed = extension.numbers()["evidence"]["fsdp, h200"]["memory"]
+    assert rows["fsdp, h200", "peak memory"][3:] == [percent(missed["median"]), percent(missed["worst"]), ""]

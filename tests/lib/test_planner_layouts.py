@@ -188,11 +188,11 @@ def test_fsdp_on_h100(say):
     assert 77 <= memory_bytes(*training_of(eager)).total / 2**30 + 1 <= 82
 
 
-@pytest.mark.parametrize(("cp", "most"), [(1, 0.04), (2, 0.24), (4, 0.03), (8, 0.02)])
+@pytest.mark.parametrize(("cp", "most"), [(1, 0.2), (2, 0.1), (4, 0.06), (8, 0.03)])
 def test_long_sequences_of_fsdp(cp, most):
-    """In FP8, which is not modelled; with two ranks of context parallelism attention seems balanced."""
+    """In FP8, of which no run of this stack calibrates the speed: with one rank it is a fifth too fast."""
     row = LATER_ROWS[f"TT-H100 8B FP8 cp{cp}"]
-    assert abs(predict(row).error) < most and predict(row).without == "FP8"
+    assert abs(predict(row).error) < most
     assert memory_bytes(*training_of(row)).total / 2**30 == pytest.approx(row["memory_gib"], rel=0.015)
 
 
@@ -233,7 +233,7 @@ def test_medians_count_a_configuration_once():
         "all": 186,
     }
     words = rows_text([predict(row) for row in LATER_ROWS.values()])
-    assert "FP8 is not modelled" in words and "calibrated" in words and "configurations" in words
+    assert "fsdp, H100-500W, FP8" in words and "calibrated" in words and "configurations" in words
 
 
 @pytest.mark.parametrize(
