@@ -8,6 +8,7 @@ parameters. `tests/lib/test_cost.py` compares each number of parameters with the
 """
 
 import re
+from collections.abc import Iterable
 from difflib import get_close_matches
 
 from lib.cost.sizes import LLAMA, MODELS, ModelShape
@@ -59,6 +60,12 @@ _EXPERTS = r"moe|mixtral|\dx\d+b|-a\d+(\.\d)?b|deepseek-?(v\d|r1)(?!-distill)|db
 NOT_MODELLED = {"a mixture of experts": _EXPERTS, "FP8": "fp8", "FP4": r"fp4\b", "LoRA": "lora", "offload": "offload"}
 
 
+def same_name(name: str, among: Iterable[str]) -> str:
+    """The one of these names that is meant, also with its publisher, and with other hyphens; or nothing."""
+    plain = {one.replace("-", ""): one for one in among}
+    return plain.get(str(name).lower().rpartition("/")[2].replace("-", ""), "")
+
+
 def known(name: str, among: dict, what: str, otherwise: str = "") -> str:
     """Return the name if it exists, also with its publisher, and with other hyphens.
 
@@ -73,9 +80,8 @@ def known(name: str, among: dict, what: str, otherwise: str = "") -> str:
     for part, pattern in NOT_MODELLED.items():
         if re.search(pattern, small):
             raise ValueError(f"{name}: {part} is not modelled")
-    plain = {other.replace("-", ""): other for other in among}
-    if (short := small.rpartition("/")[2].replace("-", "")) in plain:
-        return plain[short]
+    if found := same_name(name, among):
+        return found
     said = f"{what} {name!r} is not a preset"
     if len(among) < 9:
         raise ValueError(f"{said} ({', '.join(among)}){otherwise and f': {otherwise}'}")
