@@ -57,8 +57,11 @@ def test_as_many_parameters_as_published(name):
     assert found / 1e9 == pytest.approx(active, rel=0.02)  # published in two digits
 
 
-def test_mixtral_to_the_parameter():
+def test_to_the_parameter():
+    """As transformers counts them; of gpt-oss without 64 sinks in each of 24 blocks."""
     assert MIXTRAL.num_parameters == 46_702_792_704 and MIXTRAL.num_active_parameters == 12_879_925_248
+    assert DEEPSEEK.num_parameters == 671_026_404_352
+    assert EXPERT_MODELS["gpt-oss-20b"].num_parameters == 20_914_757_184 - 24 * 64
 
 
 def test_one_expert_of_one_is_a_dense_model_with_a_router():
@@ -177,6 +180,8 @@ def test_recomputation_keeps_inputs_and_one_block():
     plain, full = (rank_bytes(run(), ExpertLayout(1, 1, 64, 8, recompute=how), 0) for how in ("none", "full"))
     assert full.routed == plain.routed / 32
     assert full.activations == pytest.approx(plain.activations / 32 + 32 * 4096 * 2 * 4096)
+    first, second = (rank_bytes(run(), ExpertLayout(1, 2, 32, 8, recompute="full"), place) for place in (0, 1))
+    assert first.activations - second.activations == 16 * 4096 * 2 * 4096, "a microbatch more in flight"
     dense_first = rank_bytes(run(DEEPSEEK, 64, 64), ExpertLayout(1, 61, 1, 1, zero=0, recompute="full"), 0)
     assert dense_first.routed == 0, "its one block is dense"
 
@@ -208,8 +213,10 @@ def test_all_ranks_together_hold_the_model_once():
 # ---- layouts and answers --------------------------------------------------------------------------------------------
 
 
-def test_for_each_ep_the_least_cut_layout_that_fits():
-    of = run()
+@pytest.mark.parametrize("memory_gb", [28, 34, 42, 50, 60, 80])
+def test_for_each_ep_the_least_cut_layout_that_fits(memory_gb):
+    card = replace(GPUS["h100"], memory_bytes=memory_gb * 1e9)
+    of = ExpertTraining(MIXTRAL, replace(run().training, cluster=Cluster(card, 64)))
     found = layouts_by_ep(of, 1, None, "none")
     assert [one.ep for one in found] == [1, 2, 4, 8]
     for one in found:
@@ -223,7 +230,8 @@ def test_for_each_ep_the_least_cut_layout_that_fits():
             and expert_refusal(of, other) is None
         }
         fitting = [cut for cut, n in held.items() if n <= of.training.room_bytes]
-        assert (one.tp * one.pp, one.pp) == min(fitting)
+        least = min(held, key=held.get)
+        assert (one.tp * one.pp, one.pp) == min(fitting, default=least)
     small = layouts_by_ep(run(gpus=8), 1, None, "none")
     assert (small[0].tp, small[0].ep) == (8, 1), "nothing fits, and this is the smallest"
 
