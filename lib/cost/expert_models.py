@@ -2,8 +2,8 @@
 
 Facts, from the configurations that their authors publish with the weights (`config.json` of each model on Hugging Face,
 read for their sizes): mistralai/Mixtral-8x7B-v0.1 and Mixtral-8x22B-v0.1, Qwen/Qwen3-30B-A3B and Qwen3-235B-A22B,
-openai/gpt-oss-20b and gpt-oss-120b, deepseek-ai/DeepSeek-V3. `tests/book/expert_counts.json` has the parameters that
-transformers counts. `context` is 4,096 tokens, chosen: the sequence of the published runs in
+openai/gpt-oss-20b and gpt-oss-120b, deepseek-ai/DeepSeek-V3, moonshotai/Kimi-K2-Base. `tests/book/expert_counts.json`
+has the parameters that transformers counts. `context` is 4,096 tokens, chosen: the sequence of the published runs in
 `book/published/experts.json`. The block that predicts further tokens in DeepSeek-V3 is not counted.
 """
 
@@ -16,6 +16,7 @@ def _base(d_model: int, layers: int, heads: int, vocab: int, kv_heads: int, d_ml
     return ModelShape(d_model, layers, heads, vocab, 4096, **sizes | LLAMA | more)
 
 
+_LATENT = LatentAttention(1536, 512, 64, 128, 128)
 EXPERT_MODELS: dict[str, ExpertShape] = {
     "mixtral-8x7b": ExpertShape(_base(4096, 32, 32, 32_000, 8, 14_336, 128), 8, 2, 14_336),
     "mixtral-8x22b": ExpertShape(_base(6144, 56, 48, 32_768, 8, 16_384, 128), 8, 2, 16_384),
@@ -30,6 +31,9 @@ EXPERT_MODELS: dict[str, ExpertShape] = {
         2048,
         d_shared=2048,
         dense=(0, 1, 2),
-        latent=LatentAttention(1536, 512, 64, 128, 128),
+        latent=_LATENT,
+    ),
+    "kimi-k2": ExpertShape(
+        _base(7168, 61, 64, 163_840, 64, 18_432, 192), 384, 8, 2048, d_shared=2048, dense=(0,), latent=_LATENT
     ),
 }

@@ -29,7 +29,8 @@ from lib.planner.training import Cluster, Training, stack_for
 MIXTRAL, DEEPSEEK, QWEN = (EXPERT_MODELS[name] for name in ("mixtral-8x7b", "deepseek-v3", "qwen3-30b-a3b"))
 # Publishers' own counts in billions: Mistral AI 2023 (46.7, 12.9); mistral.ai, Mixtral 8x22B (141, 39); Qwen3 2025,
 # table 2 (30.5, 3.3; 235, 22); gpt-oss model card 2025, table 1 (20.91, 3.61; 116.83, 5.13: without the token
-# embedding); DeepSeek-V3 2024, abstract (671, 37).
+# embedding); DeepSeek-V3 2024, abstract (671, 37); Kimi K2 2025, table 2 (1,040, 32.6; 1,026.4 is the count of
+# transformers).
 PUBLISHED = {
     "mixtral-8x7b": (46.7, 12.9),
     "mixtral-8x22b": (141, 39),
@@ -38,6 +39,7 @@ PUBLISHED = {
     "gpt-oss-20b": (20.91, 3.61),
     "gpt-oss-120b": (116.83, 5.13),
     "deepseek-v3": (671, 37),
+    "kimi-k2": (1026.4, 32.6),
 }
 
 
