@@ -62,7 +62,7 @@ def expert_shape_of(config: Mapping[str, Any], tokens: int | None = None) -> tup
     if lacks:
         raise ValueError(f"it lacks {', '.join(lacks)}, without which the size of a {kind} model is not known")
     bias = given.get("attention_bias")
-    if bias is not None and bias != family["attention_bias"]:
+    if bias is not None and bool(bias) != family["attention_bias"]:
         raise ValueError(
             f"attention_bias {bias} is not counted in a {kind} model, whose published configs have {not bias}"
         )

@@ -1,4 +1,4 @@
-"""Published steps of models with experts, beside a dense planner: why `lib.planner.experts` gives no seconds.
+"""Published steps of models with experts against a dense planner: why `lib.planner.experts` gives no seconds.
 
 The problem: the planner predicts dense models to a few percent, and a model with experts looks like a dense model of
 its active parameters plus all-to-alls. The idea: predict the published runs in this way, and look at the errors.
@@ -31,7 +31,7 @@ class ExpertError:
     id: str
     measured_s: float
     dense_s: float  # a dense model of the active parameters
-    exchange_s: float  # all-to-alls over link and network, one after the other, nothing hidden
+    exchange_s: float  # all-to-alls over the link, then over the network; nothing is hidden
 
     @property
     def error(self) -> float:
@@ -40,10 +40,10 @@ class ExpertError:
 
 
 def dense_twin(shape: ExpertShape) -> ModelShape:
-    """A dense model with the active parameters of a mean block: its MLP has what attention leaves of them.
+    """A dense model with the active parameters of a mean block: its MLP has those that attention leaves.
 
     Attention of low rank becomes attention with one head of keys and values, its heads as wide as the mean of keys and
-    values, since both matmuls of the scores take as many operations.
+    values, so that both matmuls of the scores take the same number of operations.
     """
     base, latent = shape.base, shape.latent
     if latent:

@@ -89,7 +89,16 @@ class ExpertReport:
     def _table(self) -> str:
         """A row for each ep."""
         rows = [
-            ["ep", "edp", "tp", "pp", "dp", "states GB", "activations GB", "total GB", "of", "", "GB sent", "across"]
+            [
+                *"ep edp tp pp dp".split(),
+                "states GB",
+                "activations GB",
+                "total GB",
+                "of",
+                "verdict",
+                "GB sent",
+                "across",
+            ]
         ]
         for row in self.by_ep:
             one, held, sent = row["layout"], row["held"], row["sent"]

@@ -278,7 +278,7 @@ def answer(question, capsys):
 def test_the_command_answers_by_memory_and_says_why_no_seconds(capsys):
     said = answer("--model mistralai/Mixtral-8x7B --gpus 64", capsys)
     assert "46.7 billion parameters, 12.88 billion active for a token (12.75 without" in said
-    assert "8     8   1   1  64       36.3            33.5      69.8  87%  fits    3.758   0.000" in said
+    assert "8     8   1   1  64       36.3            33.5      69.8  87%  fits       3.758   0.000" in said
     assert "no seconds: with the active parameters as a dense model" in said and "s per step" not in said
     one = answer("--model mixtral-8x7b --gpus 64 --ep 8", capsys)
     assert (

@@ -143,7 +143,7 @@ def test_the_command_reads_a_config_with_experts(tmp_path, capsys):
     path.write_text(json.dumps(MIXTRAL))
     said = answered(capsys, path, "--gpus", 64, "--seq", 4096)
     assert "46.7 billion parameters, 12.88 billion active" in said and NO_SECONDS in said.replace("\n  ", " ")
-    assert "8     8   1   1  64       36.3            33.5      69.8  87%  fits    3.758   0.000" in said
+    assert "8     8   1   1  64       36.3            33.5      69.8  87%  fits       3.758   0.000" in said
     assert said == answered(capsys, "--config", path, "--gpus", 64, "--seq", 4096)
     one = json.loads(answered(capsys, path, "--gpus", 64, "--ep", 8, "--json"))
     assert one["asked"]["ep"] == 8 and "num_experts 8: from num_local_experts" in one["notes"]
