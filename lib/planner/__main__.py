@@ -97,8 +97,6 @@ def candidates(args: argparse.Namespace) -> tuple[Training, list[Planned], str]:
     asked = options_given(args, Layout4D._fields)
     if left_out := options_given(args, NOT_MODELLED):
         raise ValueError(f"{next(iter(left_out))} is not modelled")
-    if args.ep not in (None, 1):
-        raise ValueError(f"--ep {args.ep} divides experts, and this model has none: leave it out")
     training = training_asked(args, asked)
     mine = layout_asked(training, asked) if asked else None
     usual = Choices(context_parallel=args.context_parallel, zero_bubble=args.zero_bubble)
@@ -157,6 +155,8 @@ def training_asked(args: argparse.Namespace, asked: dict, model: ModelShape | No
     gpus = args.gpus or math.prod(asked.get(axis, 1) for axis in ("tp", "cp", "pp", "dp")) * ("dp" in asked)
     if not gpus:
         raise ValueError("give --gpus, the number of all GPUs")
+    if not model and args.ep not in (None, 1):
+        raise ValueError(f"--ep {args.ep} divides experts, and this model has none: leave it out")
     model, (name, device) = model or _model(args), _device(args)
     if gpus > args.per_node and device.network_Bps is None:
         raise ValueError(f"{gpus} GPUs of {name} are on several nodes: give --network, such as 25GB per GPU")

@@ -155,6 +155,11 @@ def test_the_command_reads_a_config_with_experts(tmp_path, capsys):
 
 def test_a_file_of_a_framework_with_experts_is_refused_and_led_on(capsys):
     said = refused(capsys, "--num-layers", 32, "--num-experts", 8, "--gpus", 64)
+    flags = (
+        "--num-layers 32 --hidden-size 4096 --num-attention-heads 32 --seq-length 4096 --vocab-size 32000 --micro-"
+    )
+    flags += "batch-size 1 --global-batch-size 64 --tensor-model-parallel-size 1 --gpus 64 --ep 2"
+    assert "--ep 2 divides experts, and this model has none" in refused(capsys, *flags.split())
     assert "num-experts 8 is not modelled" in said and "answered by memory: --config config.json" in said
 
 

@@ -215,20 +215,23 @@ def test_all_ranks_together_hold_the_model_once():
 # ---- layouts and answers --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("memory_gb", [28, 34, 42, 50, 60, 80])
-def test_for_each_ep_the_least_cut_layout_that_fits(memory_gb):
+@pytest.mark.parametrize("memory_gb", [10, 12, 14, 16, 28, 34, 42, 50, 60, 80])
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_for_each_ep_the_least_cut_layout_that_fits(memory_gb, recompute):
+    """With recomputation and 151,936 logits a pipeline holds less than tensor parallelism does."""
+    shape = MIXTRAL if recompute == "none" else QWEN
     card = replace(GPUS["h100"], memory_bytes=memory_gb * 1e9)
-    of = ExpertTraining(MIXTRAL, replace(run().training, cluster=Cluster(card, 64)))
-    found = layouts_by_ep(of, 1, None, "none")
-    assert [one.ep for one in found] == [1, 2, 4, 8]
+    of = ExpertTraining(shape, replace(run(shape).training, cluster=Cluster(card, 64)))
+    found = layouts_by_ep(of, 1, None, recompute)
+    assert [one.ep for one in found] == [n for n in (1, 2, 4, 8, 16, 32, 64) if n <= shape.num_experts]
     for one in found:
         held = {
             (tp * pp, pp): rank_bytes_most(of, other).total
             for tp in (1, 2, 4, 8)
-            for pp in (1, 2, 4, 8, 16, 32)
+            for pp in (1, 2, 4, 8, 16, 32, 64)
             for dp in [64 // (tp * pp)]
             if dp
-            and (other := ExpertLayout(tp, pp, dp, one.ep, zero=int(dp > 1)))
+            and (other := ExpertLayout(tp, pp, dp, one.ep, 1, int(dp > 1), recompute))
             and expert_refusal(of, other) is None
         }
         fitting = [cut for cut, n in held.items() if n <= of.training.room_bytes]
