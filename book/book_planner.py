@@ -1,8 +1,8 @@
 """The numbers of *Will it fit?*: what `lib.planner` knows of models, GPUs and stacks, as JSON in the page.
 
 A page says `{planner}`. In the browser `static/planner.js` computes with them, `static/model_config.js` reads the model
-of a `config.json`, and `static/will_it_fit.js` makes the controls and shows what comes out. Where a page says
-`{planner_trust}`, a table says how far published runs were missed.
+of a `config.json`, `static/experts.js` counts models with experts, and `static/will_it_fit.js` makes the controls and
+shows what comes out. Where a page says `{planner_trust}`, a table says how far published runs were missed.
 """
 
 import json
@@ -15,14 +15,17 @@ from live_page import add_live_page, table
 from book.explain.configs import FOREIGN, OFF, USUAL_TOKENS
 from book.published import STEPS
 from lib.cost.adapters import ADAPTER_RECIPE, BASES
+from lib.cost.expert_models import EXPERT_MODELS
+from lib.cost.experts import ExpertShape
 from lib.cost.models import NOT_IN_A_NAME, NOT_MODELLED
 from lib.cost.sizes import OPTIMIZERS, PLANNED_RECOMPUTE, ModelShape
 from lib.planner import margin, search, seconds
 from lib.planner.evidence import EVIDENCE, percent, read_evidence
+from lib.planner.expert_report import HOW_COUNTED
 from lib.planner.fp8 import CALIBRATED_IN_8_BIT, SPEEDUPS, WITHOUT_FP8
 from lib.planner.training import GPUS, NO_SECONDS, PRESET_MODELS, STACKS, Cluster, Training, stack_for
 
-SCRIPTS = "planner.js", "model_config.js", "will_it_fit.js"
+SCRIPTS = "planner.js", "model_config.js", "experts.js", "will_it_fit.js"
 QUANTITIES = {
     "seconds": "seconds of a step",
     "seconds in FP8": "seconds of a step in FP8",
@@ -37,6 +40,11 @@ def plain_model(shape: ModelShape) -> dict:
     """Its sizes; where Python says None, what is meant."""
     heads = shape.num_kv_heads or shape.num_heads
     return asdict(shape) | {"num_kv_heads": heads, "d_mlp": shape.mlp_width, "head_dim": shape.d_head}
+
+
+def plain_experts(shape: ExpertShape) -> dict:
+    """The sizes of a model with experts as the script takes them."""
+    return asdict(shape) | {"base": plain_model(shape.base)}
 
 
 def plain_training(training: Training) -> dict:
@@ -62,6 +70,12 @@ def numbers() -> dict:
         "models": {name: plain_model(shape) for name, shape in PRESET_MODELS.items()},
         "gpus": {name: asdict(device) for name, device in gpus.items()},
         "stacks": {name: {gpu: asdict(stack_for(name, gpu)) for gpu in gpus} for name in STACKS},
+        "experts": {
+            "models": {name: plain_experts(shape) for name, shape in EXPERT_MODELS.items()},
+            "table": FOREIGN["experts"],
+            "no_seconds": NO_SECONDS_OF_EXPERTS,
+            "counted": HOW_COUNTED,
+        },
         "per_node": Cluster.per_node,
         "evidence": read_evidence(),
         "fp8": {"speedups": SPEEDUPS, "calibrated": CALIBRATED_IN_8_BIT, "without": sorted(WITHOUT_FP8)},

@@ -5,13 +5,14 @@
   const box = document.getElementById("planner");
   const numbers = JSON.parse(box.querySelector("script").textContent);
   const config = modelConfig(numbers.foreign, Object.keys(numbers.models));
+  const experts = withExperts(numbers.experts, config);
 
   // ---- Controls: name in the address → its words, and its values or what it reads ----
   const doubled = (from, to) => (from > to ? [] : [from, ...doubled(2 * from, to)]);
   const gb = (bytes, digits = 1) => `${(bytes / 1e9).toFixed(digits)} GB`;
   const ofPresets = ([name, { memory_bytes: memory }]) => [name, `${name.toUpperCase()} ${gb(memory, 0)}`];
   const MENUS = {
-    model: ["Model", [...Object.keys(numbers.models), ["config", "a config.json…"]]],
+    model: ["Model", [...Object.keys(numbers.models), ...Object.keys(numbers.experts.models), ["config", "a config.json…"]]],
     gpu: ["GPU", [...Object.entries(numbers.gpus).map(ofPresets), ["other", "another card…"]]],
     stack: ["Stack", Object.keys(numbers.stacks)],
     trained: ["Trained", [["all", "all parameters"], ["16bit", "LoRA, base in 16 bit"], ["4bit", "LoRA, base in 4 bit"]]],
@@ -124,10 +125,10 @@
     <div class="out"><div class="now"><p class="verdict" aria-live="polite"></p>
       <div class="bars"><figure></figure><figure></figure></div></div>
     <div class="more">
-      <div class="kinds"><ul></ul><ul></ul></div>
+      <div class="kinds"><ul></ul><ul></ul></div><div class="experts" hidden></div>
       <p class="answers"></p><div class="best"></div>
-      <p class="end"><button type="button" class="copy">Copy link</button> Not modelled: ${
-        numbers.limits.not_modelled.join(", ")}.</p>
+      <p class="end"><button type="button" class="copy">Copy link</button> <span>Not modelled: ${
+        numbers.limits.not_modelled.join(", ")}.</span></p>
     </div></div>
     <svg height="0" aria-hidden="true"><pattern id="hatched" width="6" height="6" patternTransform="rotate(45)"
       patternUnits="userSpaceOnUse"><path d="M0 0V6"/></pattern></svg>`;
@@ -173,7 +174,7 @@
   };
   // The training and the notes on its model, or the first of the sentences that stand beside wrong fields.
   const asked = (at) => {
-    let first = "", model = numbers.models[at.model], notes = [];
+    let first = "", model = numbers.models[at.model], notes = [], mixture = null;
     const given = {};
     for (const [name, [words, read, sentence]] of Object.entries(FIELDS)) {
       given[name] = read(at[name]);
@@ -181,10 +182,12 @@
       if (Number.isNaN(given[name])) first ||= `${words}: ${sentence}`;
     }
     refuse("config", "");
-    if (at.model === "config")
+    if (!model)
       try {
-        if (at.config === "") throw new Error("Paste a config.json, or pick its file.");
-        if (!/^[{["]/.test(at.config)) model = numbers.models[config.known(at.config)];
+        if (at.config === "" && at.model === "config") throw new Error("Paste a config.json, or pick its file.");
+        mixture = experts.read(at.model === "config" ? at.config : at.model, given.seq || 1);
+        if (mixture) ({ shape: { base: model }, notes } = mixture);
+        else if (!/^[{["]/.test(at.config)) model = numbers.models[config.known(at.config)];
         else ({ model, notes } = config.read(at.config, given.seq || 1));
       } catch ({ message }) {
         refuse("config", message);
@@ -207,7 +210,7 @@
       per_node: given["per-node"],
       global_batch: given.batch,
     };
-    return { training, notes, tokens: given.tokens, price: given.price };
+    return { training, notes, mixture, tokens: given.tokens, price: given.price };
   };
   const trainedOf = ({ trained, optimizer, offload }, rank) => ({
     adapters: trained === "all" ? null : { rank, base: trained, base_bytes: numbers.limits.bases[trained] },
@@ -290,17 +293,33 @@
     return searched;
   };
 
+  // A model with experts has memory and no seconds: a table instead of bars and the fastest layouts.
+  const showExperts = (at, shape, training) => {
+    for (const name of [".bars", ".ranks", ".kinds", ".answers"]) part(name).hidden = true;
+    box.querySelectorAll(".chips input").forEach((input) => { input.title = ""; });
+    try {
+      const { word, sentence, html } = experts.answer(shape, training, at);
+      part(".experts").innerHTML = html;
+      say(word, sentence);
+    } catch ({ message }) {
+      part(".experts").innerHTML = "";
+      say("Impossible.", escaped(message));
+    }
+  };
   const show = () => {
-    const at = state(), { first, training, notes, tokens, price } = asked(at);
+    const at = state(), { first, training, notes, mixture, tokens, price } = asked(at);
     part(".config").hidden = at.model !== "config";
     if (at.gpu === "other") part(".card").open = true;
     for (const name of [".bars", ".more", ".ranks"]) part(name).hidden = Boolean(first);
     part(".config details").hidden = !notes?.length;
+    part(".experts").hidden = !mixture;
+    for (const name of [".best", ".end span"]) part(name).hidden = Boolean(mixture);
     if (first) return say("No answer.", escaped(first));
     part(".config summary").textContent = `${notes.length} notes: which key gave which size, and what is not counted`;
     part(".config ul").innerHTML = notes
       .map((note) => `<li>${escaped(note.replace(": --seq;", ": from the form;"))}</li>`).join("");
 
+    if (mixture) return showExperts(at, mixture.shape, training);
     const of = planner(training, numbers.limits);
     for (const [name, possible] of Object.entries({ ...of.axes, v: of.axes.v(at.pp) })) offer(name, possible);
     const layout = layoutOf(at, training), own = of.planned(layout), refusal = of.refusal(layout) ?? (
@@ -383,7 +402,7 @@
     if (at.model !== "config") delete at.config;
     else if (at.config.startsWith("{"))
       try {
-        at.config = config.shortened(at.config);
+        at.config = experts.shortened(at.config);
       } catch {
         at.config = at.config.slice(0, 2000); // it is wrong, and goes as it is
       }
@@ -399,7 +418,7 @@
       ...Object.fromEntries(new URLSearchParams(location.search)),
       ...Object.fromEntries(new URLSearchParams(location.hash.slice(1))),
     };
-    if (said.model && said.model !== "config" && !Object.hasOwn(numbers.models, said.model))
+    if (said.model && said.model !== "config" && !MENUS.model[1].includes(said.model))
       try {
         said.model = config.known(said.model);
       } catch {

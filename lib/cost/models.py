@@ -8,6 +8,7 @@ parameters. `tests/lib/test_cost.py` compares each number of parameters with the
 """
 
 import re
+from collections.abc import Iterable
 from difflib import get_close_matches
 
 from lib.cost.sizes import LLAMA, MODELS, ModelShape
@@ -60,6 +61,12 @@ NOT_MODELLED = {"a mixture of experts": _EXPERTS, "keeping weights in FP8": "fp8
 NOT_IN_A_NAME = {"LoRA": "lora", "offload": "offload"}  # options of the planner
 
 
+def same_name(name: str, among: Iterable[str]) -> str:
+    """The one of these names that is meant, also with its publisher, and with other hyphens; or nothing."""
+    plain = {one.replace("-", ""): one for one in among}
+    return plain.get(str(name).lower().rpartition("/")[2].replace("-", ""), "")
+
+
 def known(name: str, among: dict, what: str, otherwise: str = "") -> str:
     """Return the name if it exists, also with its publisher, and with other hyphens.
 
@@ -77,9 +84,8 @@ def known(name: str, among: dict, what: str, otherwise: str = "") -> str:
     for part, pattern in NOT_IN_A_NAME.items():
         if re.search(pattern, small):
             raise ValueError(f"{name}: {part} is no part of a name; it is an option of python -m lib.planner")
-    plain = {other.replace("-", ""): other for other in among}
-    if (short := small.rpartition("/")[2].replace("-", "")) in plain:
-        return plain[short]
+    if found := same_name(name, among):
+        return found
     said = f"{what} {name!r} is not a preset"
     near = " or ".join(get_close_matches(small, among, n=3, cutoff=0.75))
     if len(among) < 9 or (len(among) < 20 and not near):

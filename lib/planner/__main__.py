@@ -13,10 +13,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, fields, replace
 
 from lib.cost.adapters import BASES, Adapters
+from lib.cost.expert_models import EXPERT_MODELS
+from lib.cost.experts import ExpertShape
 from lib.cost.hardware import BYTES, FLOPS, SPEEDS, TOKENS, Device, amount, gpu_name
-from lib.cost.models import NOT_MODELLED, known
+from lib.cost.models import NOT_MODELLED, known, same_name
 from lib.cost.sizes import BIASES, LLAMA, OPTIMIZERS, PLANNED_RECOMPUTE, ZERO_STAGES, ModelShape, recipe_of_optimizer
 from lib.planner import Choices, Cluster, Layout4D, Planned, Training, best_layouts, memory_bytes, step_s
+from lib.planner.expert_report import plain_report, report_of_experts
+from lib.planner.experts import NO_SECONDS_OF_EXPERTS, ExpertTraining
 from lib.planner.fp8 import in_8_bit
 from lib.planner.margin import HEADROOM
 from lib.planner.refusals import refusal
@@ -35,7 +39,7 @@ CARD = {  # option → field of Device, units, example and help
     "network": ("network_Bps", SPEEDS, "50GB or 400Gb", "per second and per GPU, one direction"),
     "network-per-node": ("per_node_Bps", SPEEDS, "400GB or 3200Gb", "instead of --network: of all GPUs of a node"),
 }
-COUNTS = "tp cp pp dp microbatch stages-per-rank replicas every loss-chunks".split()
+COUNTS = "tp cp pp dp ep microbatch stages-per-rank replicas every loss-chunks".split()
 MORE = {"cp", "recompute", "schedule", "replicas", "every", "loss_chunks"}  # choices beyond the ranks
 
 
@@ -44,7 +48,7 @@ def main(argv: list[str] | None = None) -> None:
     parser = planner_options("python -m lib.planner", about)
     args = parser.parse_args(argv)
     try:
-        print(answered(args))
+        print(printed_experts(args) or answered(args))
     except ValueError as error:
         parser.error(str(error))
 
@@ -55,7 +59,9 @@ def planner_options(prog: str, about: str) -> argparse.ArgumentParser:
     parser.error = lambda message: parser.exit(2, f"{parser.prog}: {message}\n")
     count, on = {"type": _count, "metavar": "N"}, {"action": "store_true"}
     model = parser.add_argument_group("model")
-    model.add_argument("--model", metavar="NAME", help=f"one of {', '.join(PRESET_MODELS)}; or give its numbers:")
+    model.add_argument(
+        "--model", metavar="NAME", help=f"one of {', '.join((*PRESET_MODELS, *EXPERT_MODELS))}; or its numbers:"
+    )
     for option, field in ALL_SIZES.items():
         model.add_argument(f"--{option}", dest=field, **count)
     model.add_argument("--gated", action="store_const", const=True, help="a block as in Llama; what differs:")
@@ -183,12 +189,36 @@ def printed(
     return "\n\n".join(filter(None, [before, wrapped(notes), str(reports[0]), behind]))
 
 
-def training_asked(args: argparse.Namespace, asked: dict) -> Training:
-    """The training of these options; the number of GPUs may follow from the layout."""
+def printed_experts(args: argparse.Namespace, shape: ExpertShape | None = None, notes: Sequence[str] = ()) -> str:
+    """The report of a model with experts: of `shape`, or of a preset that has this name; nothing for all others."""
+    name = args.model and same_name(args.model, EXPERT_MODELS)
+    if not (shape or name):
+        return ""
+    sizes = {one.name for one in fields(ModelShape)} - {"context"}
+    if changed := options_given(args, sizes):
+        raise ValueError(f"{next(iter(changed))} cannot be changed in a model with experts: change its config.json")
+    if left_out := options_given(args, NOT_MODELLED):
+        raise ValueError(f"{next(iter(left_out))} is not modelled")
+    if args.context_parallel or args.zero_bubble or args.all_choices:
+        raise ValueError("layouts with experts are searched over tp, pp, dp and ep only: leave out wider choices")
+    if args.tokens or args.price:
+        raise ValueError(NO_SECONDS_OF_EXPERTS)
+    shape = shape or EXPERT_MODELS[name]
+    base = replace(shape.base, context=args.context or shape.base.context)
+    asked = options_given(args, (*Layout4D._fields, "ep"))
+    of = ExpertTraining(replace(shape, base=base), training_asked(args, asked, base))
+    report = report_of_experts(of, asked, notes)
+    return json.dumps(plain_report(report), indent=1) if args.json else str(report)
+
+
+def training_asked(args: argparse.Namespace, asked: dict, model: ModelShape | None = None) -> Training:
+    """The training of these options, and of `model` if it is given; the number of GPUs may follow from the layout."""
     gpus = args.gpus or math.prod(asked.get(axis, 1) for axis in ("tp", "cp", "pp", "dp")) * ("dp" in asked)
     if not gpus:
         raise ValueError("give --gpus, the number of all GPUs")
-    model, (name, device) = _model(args), _device(args)
+    if not model and args.ep not in (None, 1):
+        raise ValueError(f"--ep {args.ep} divides experts, and this model has none: leave it out")
+    model, (name, device) = model or _model(args), _device(args)
     if gpus > device.per_node and device.network_Bps is None:
         raise ValueError(f"{gpus} GPUs of {name} are on several nodes: give --network, such as 25GB per GPU")
     batch = args.batch or max(1, STEP_TOKENS // model.context)

@@ -578,11 +578,11 @@ def test_a_config_is_pasted_or_picked_and_goes_into_the_link(page_at, tmp_path):
     assert wrong(other)["config"] == "model 'model.safetensors' is not a preset: paste its config.json"
 
 
-def test_a_mixture_of_experts_is_not_modelled(page_at):
-    page = page_at("?model=mixtral-8x7b")
+def test_a_mixture_of_experts_that_is_not_known_is_not_modelled(page_at):
+    page = page_at("?model=dbrx-132b")
     assert verdict(page) == f"No answer. {wrong(page)['config']}"
-    assert wrong(page)["config"] == "mixtral-8x7b: a mixture of experts is not modelled"
-    typed(page, config='{"model_type": "mixtral", "num_local_experts": 8}')
+    assert wrong(page)["config"] == "dbrx-132b: a mixture of experts is not modelled"
+    typed(page, config='{"model_type": "dbrx", "num_local_experts": 8}')
     assert wrong(page)["config"].startswith("num_local_experts 8 is not modelled; a mixture of experts")
     typed(page, config="Qwen/Qwen3-32B")
     assert wrong(page) == {} and "32.76 billion parameters" in page.inner_text(".ranks")

@@ -128,9 +128,8 @@ REFUSED = {  # question → what the one sentence says
     "--model llama-7b --gpus 7 --batch 1": "need dp 7, and a batch of 1 divides by none of them; use a batch of 7",
     LONG: "use context parallelism",
     # what is not modelled
-    "--model mixtral-8x7b --gpus 8": "mixtral-8x7b: a mixture of experts is not modelled",
-    "--model deepseek-v3 --gpus 8": "a mixture of experts is not modelled",
-    "--model Qwen/Qwen3-30B-A3B --gpus 8": "a mixture of experts is not modelled",
+    "--model dbrx --gpus 8": "dbrx: a mixture of experts is not modelled",
+    "--model deepseek-v2 --gpus 8": "a mixture of experts is not modelled",
     "--model llama-4-maverick --gpus 8": "a mixture of experts is not modelled",
     "--model llama3-8b-fp8 --gpus 8": "keeping weights in FP8 is not modelled",
     f"{ON_8} --fp8 --gpu a100": "the a100 has no FP8: leave it out, or choose a GPU that has it, such as h100",
