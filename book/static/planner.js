@@ -7,11 +7,22 @@
 const many = new Intl.NumberFormat("en").format; // 16,384
 const oneOf = (ns) => new Intl.ListFormat("en-GB", { type: "disjunction" }).format(ns.map(String)); // 1, 2 or 4
 
+// A recipe with the states of an optimizer.
+const recipeOf = (recipe, [blocks, embedding, head]) => ({
+  ...recipe,
+  state_bytes: blocks,
+  ...(blocks === embedding && blocks === head
+    ? { embedding_state_bytes: null, head_state_bytes: null }
+    : { embedding_state_bytes: embedding, head_state_bytes: head }),
+});
+
 const planner = (training, limits) => {
   const { model, device, stack, gpus, per_node: perNode, global_batch: batch } = training;
   const { d_model: h, num_layers: layers, num_heads: heads, vocab_size: vocab, context: s, d_mlp: ffn, gated } = model;
   const { num_kv_heads: keyHeads, head_dim: headDim, biases, dropout_masks: masks } = model;
-  const { recipe } = stack;
+  const { recipe } = stack, { adapters = null, offload = "", optimizer = "adam" } = training;
+  const noSeconds = Object.entries({ adapters, offload, muon: optimizer === "muon" }).filter(([, holds]) => holds)
+    .map(([name]) => `seconds are not modelled: ${limits.no_seconds[name]}`).join("; ");
   const queries = headDim * heads, kv = headDim * keyHeads;
   const blockWeights = h * (2 * queries + 2 * kv + (gated ? 3 : 2) * ffn);
   const ofQkv = queries + 2 * kv;
@@ -165,25 +176,60 @@ const planner = (training, limits) => {
     if (v === 1) return Math.min(m, pp - rank);
     return Math.min(2 * (pp - rank - 1) + (v - 1) * pp + 1, m * v) / v;
   };
+  // Until the last microbatch of a step, instead of the shards.
+  const keepsWholeGradients = ({ cp, dp, rows, zero, replicas }) =>
+    zero >= 2 && Math.floor((dp * cp) / replicas) > 1 && stack.whole_gradient_bytes > 0 && batch / (dp * rows) > 1;
+  const adapterParameters = (tp) => adapters.rank * (2 * (h + queries / tp) + 2 * (h + Math.max(kv / tp, headDim))
+    + (gated ? 3 : 2) * (h + ffn / tp));
+  // Of a rank, before what is offloaded leaves the GPU.
+  const stateOf = (layout, held) => {
+    const { zero, dp, cp, replicas } = layout, shards = Math.floor((dp * cp) / replicas);
+    const kept = adapters ? recipeOf(limits.adapter_recipe, limits.optimizers[optimizer]) : recipe;
+    const trained = held.adapters || held.blocks + held.embedding + held.head;
+    const states = (of) => (of ?? kept.state_bytes) - kept.state_bytes;
+    const more = adapters ? 0
+      : held.embedding * states(kept.embedding_state_bytes) + held.head * states(kept.head_state_bytes);
+    const frozen = adapters ? held.blocks * adapters.base_bytes + 2 * (held.embedding + held.head) : 0;
+    return {
+      parameters: (trained * kept.weight_bytes + frozen) / (zero >= 3 ? shards : 1),
+      gradients: keepsWholeGradients(layout)
+        ? trained * stack.whole_gradient_bytes
+        : (trained * kept.gradient_bytes) / (zero >= 2 ? shards : 1),
+      optimizer: (trained * (kept.master_bytes + kept.state_bytes) + more) / (zero >= 1 ? shards : 1),
+    };
+  };
+  // Units of ZeRO-3, with their gradients; a matrix of 4 bits back in 16.
+  const gatheredBytes = ({ tp, zero }, hasHead) => {
+    const unpacked = adapters?.base === "4bit" ? (2 * h * ffn) / tp : 0;
+    if (zero < 3) return unpacked;
+    const [ofBlock, ofHead] = adapters ? [adapters.base_bytes, 2] : Array(2).fill(recipe.weight_bytes + 2);
+    return Math.max(2 * ofBlock * blockParameters, hasHead * ofHead * endParameters) / tp + unpacked;
+  };
   const ofRank = (layout, rank) => {
-    const { tp, cp, pp, dp, rows, stages_per_rank: v, zero, recompute, schedule } = layout;
+    const { tp, cp, pp, dp, rows, stages_per_rank: v, recompute, schedule } = layout;
     const isV = schedule === "zb-v", hasEmbedding = rank === 0, hasHead = rank === (isV ? 0 : pp - 1);
     const blocks = stageLayers(layout)[hasEmbedding || hasHead ? 1 : 0];
-    const ends = hasEmbedding + (hasHead && !(hasEmbedding && model.tied));
-    const held = (blocks * blockParameters + ends * endParameters) / tp;
-    const shards = Math.floor((dp * cp) / layout.replicas);
+    const tpOfWords = stack.splits_vocabulary ? tp : 1; // of the embedding, and of the logits
+    const held = {
+      blocks: (blocks * blockParameters) / tp,
+      embedding: (hasEmbedding * endParameters) / tpOfWords,
+      head: (hasHead && !(hasEmbedding && model.tied) ? endParameters : 0) / tp,
+      adapters: adapters ? blocks * adapterParameters(tp) : 0,
+    };
+    const state = stateOf(layout, held);
     const m = Math.max(1, Math.floor(batch / (dp * rows)));
     const underWay = isV ? Math.min(m, pp) : keptBy(rank, pp, m, v);
     // Of one block, while it is recomputed; beside the input from which it is all recomputed.
     const inside = keptOnce(layout, "none") - (recompute === "full" ? 0 : keptOnce(layout, recompute));
     const kept = underWay * blocks * keptBytes(layout) + inside;
+    const offloaded = (kind) => offload === "parameters" || offload === kind;
     return {
-      parameters: (held * recipe.weight_bytes) / (zero >= 3 ? shards : 1),
-      gradients: (held * recipe.gradient_bytes) / (zero >= 2 ? shards : 1),
-      optimizer: (held * (recipe.master_bytes + recipe.state_bytes)) / (zero >= 1 ? shards : 1),
+      parameters: offloaded("parameters") ? 0 : state.parameters,
+      gradients: offloaded("gradients") && !keepsWholeGradients(layout) ? 0 : state.gradients,
+      optimizer: offloaded("optimizer") ? 0 : state.optimizer,
       activations: stack.spare_activations * kept,
-      logits: hasHead ? (((stack.logits_bytes * rows * s) / cp) * vocab) / tp / layout.loss_chunks : 0,
-      gathered: zero === 3 ? (2 * (recipe.weight_bytes + 2) * blockParameters) / tp : 0,
+      logits: hasHead ? (((stack.logits_bytes * rows * s) / cp) * vocab) / tpOfWords / layout.loss_chunks : 0,
+      gathered: gatheredBytes(layout, hasHead),
     };
   };
   const memory = (layout) => {
@@ -191,6 +237,46 @@ const planner = (training, limits) => {
     return ranks.reduce((most, one) => (sum(one) > sum(most) ? one : most));
   };
   const room = device.memory_bytes * stack.usable_share;
+  // lib/planner/margin.py: three values, what would turn them, and the published layouts that ran as full.
+  const verdict = (bytes, headroom = limits.headroom) =>
+    bytes > room ? "does not fit" : bytes > (1 - headroom) * room ? "tight" : "fits";
+  const perParameter = (of) => of.weight_bytes + of.gradient_bytes + of.master_bytes + of.state_bytes;
+  const verdictText = (layout, name, headroom) => {
+    const four = (x) => Number(x.toPrecision(4)), bits = (base) => base.slice(0, -3);
+    const heldBy = (change) => {
+      const bytes = sum(planner({ ...training, ...change }, limits).memory(layout));
+      return { word: verdict(bytes, headroom), gb: (bytes / 1e9).toFixed(1) };
+    };
+    const mine = perParameter(recipe);
+    const ofStacks = () => Object.entries(limits.compared)
+      .map(([of, one]) => [of, optimizer === "adam" ? one : recipeOf(one, limits.optimizers[optimizer])])
+      .map(([of, one]) => ({ of, count: perParameter(one), change: { stack: { ...stack, recipe: one } } }))
+      .sort((a, b) => Math.abs(a.count - mine) - Math.abs(b.count - mine) || a.count - b.count);
+    const ofBases = () => Object.entries(limits.bases).filter(([base]) => base !== adapters.base)
+      .map(([base, base_bytes]) => [`a base in ${bits(base)} bit`, { adapters: { ...adapters, base, base_bytes } }]);
+    const stacks = ofStacks(), counts = stacks.map(({ count }) => four(count));
+    const others = adapters
+      ? [...ofBases(), ["all parameters trained", { adapters: null }]]
+      : stacks.map(({ of, count, change }) => [`${four(count)} (${of})`, change]);
+    const own = heldBy({}), label = optimizer === "adam" ? name : optimizer;
+    const said = `${own.word}: ${own.gb} of ${(room / 1e9).toFixed(1)} GB with ${adapters
+      ? `adapters of rank ${adapters.rank} on a base in ${bits(adapters.base)} bit`
+      : `${four(mine)} bytes per parameter${label ? ` (${label})` : ""}`}`;
+    const turning = others.map(([words, change]) => ({ words, ...heldBy(change) }))
+      .filter(({ word }) => word !== own.word);
+    const turned = turning.find(({ word }) => [word, own.word].includes("does not fit")) ?? turning[0];
+    if (turned) return `${said}; with ${turned.words} ${turned.gb}: ${turned.word}`;
+    return `${said}; the same with ${adapters
+      ? "a base in 4 or 16 bit, and with all parameters trained"
+      : `${Math.min(...counts)} to ${Math.max(...counts)}, which the stacks keep`}`;
+  };
+  const ranText = (bytes) => {
+    const fills = limits.ran_at_fill.filter(([start]) => start === 0 || (100 * bytes) / room >= start);
+    const [start, ran, tried] = fills.at(-1), end = limits.ran_at_fill[fills.length]?.[0];
+    const where = end === undefined ? `above ${start}%` : start === 0 ? `below ${end}%` : `at ${start} to ${end}%`;
+    return `of ${tried} published layouts planned ${where} of the memory (A100), ${ran} ran: ${
+      Math.round((100 * ran) / tried)}%`;
+  };
 
   // -- choices
   const upTo = (n) => Array.from({ length: n }, (_, i) => i + 1);
@@ -297,23 +383,37 @@ const planner = (training, limits) => {
   };
   const allLayouts = (choices) => [...layoutsOf(choices)];
   const planned = (layout) => {
-    const [time, held] = [seconds(layout), memory(layout)];
+    const held = memory(layout);
+    if (noSeconds) return { layout, seconds: {}, memory: held, stepS: NaN, bytes: sum(held) };
+    const time = seconds(layout);
     return { layout, seconds: time, memory: held, stepS: sum(time), bytes: sum(held) };
   };
-  // The fastest layouts that fit, and the smallest of all. Recomputation and a loss in pieces only where necessary.
-  const best = ({ most = 3, ...choices } = {}) => {
-    const enough = new Set();
+  // The fastest layouts that fit, tight ones last, and the smallest of all. Recomputation and a loss in pieces only
+  // where necessary.
+  const best = ({ most = 3, headroom = limits.headroom, ...choices } = {}) => {
+    const enough = new Set(), easy = (1 - headroom) * room;
     const all = allLayouts(choices).flatMap((layout) => {
       const { tp, cp, pp, rows, stages_per_rank: v, zero, schedule, replicas, recompute, loss_chunks: chunks } = layout;
       const plain = [tp, cp, pp, rows, v, zero, schedule, replicas].join();
       if ((recompute !== "none" || chunks > 1) && enough.has(plain)) return [];
       const one = planned(layout);
-      if (recompute === "none" && one.bytes <= room) enough.add(plain);
+      if (recompute === "none" && one.bytes <= easy) enough.add(plain);
       return [one];
     });
-    const fitting = all.filter((one) => one.bytes <= room).sort((a, b) => a.stepS - b.stepS || a.bytes - b.bytes);
+    const fitting = all.filter((one) => one.bytes <= room).sort((a, b) =>
+      (a.bytes > easy) - (b.bytes > easy) || a.stepS - b.stepS || a.bytes - b.bytes);
     const smallest = all.reduce((a, b) => (a && a.bytes <= b.bytes ? a : b), null);
     return { found: fitting.slice(0, most), smallest };
+  };
+  // Without seconds: those that fit, tight ones last, then the least split and the least sharded first.
+  const leastSplit = ({ most = 3, headroom = limits.headroom, ...choices } = {}) => {
+    const all = allLayouts(choices).filter(({ zero }) => offload !== "parameters" || zero === 3).map(planned);
+    const order = ({ layout: one, bytes }) => [bytes > (1 - headroom) * room, one.tp * one.cp * one.pp, one.loss_chunks,
+      limits.recompute.indexOf(one.recompute), one.zero, -one.rows, bytes].map(Number);
+    const fitting = all.filter((one) => one.bytes <= room).map((one) => [one, order(one)]);
+    fitting.sort(([, a], [, b]) => a.map((x, i) => x - b[i]).find((x) => x) ?? 0);
+    const smallest = all.reduce((a, b) => (a && a.bytes <= b.bytes ? a : b), null);
+    return { found: fitting.slice(0, most).map(([one]) => one), smallest };
   };
   const someFits = (choices) => {
     for (const layout of layoutsOf(choices)) if (sum(memory(layout)) <= room) return true;
@@ -367,5 +467,9 @@ const planner = (training, limits) => {
     const [kind, extraS] = more.reduce((a, b) => (b[1] > a[1] ? b : a));
     return { fraction: other.stepS / one.stepS - 1, kind, extraS };
   };
-  return { parameters, planned, answers, room, refusal, allLayouts, someFits, best, nothing, layoutText, whySlower, axes };
+  return {
+    parameters, memory, verdict, verdictText, ranText, leastSplit, noSeconds, planned, answers, room, refusal, allLayouts,
+    someFits, best, nothing,
+    layoutText, whySlower, axes,
+  };
 };

@@ -14,6 +14,7 @@ from itertools import product
 from lib.cost.sizes import PLANNED_RECOMPUTE
 from lib.layout import divisors
 from lib.planner.libraries import LIBRARIES
+from lib.planner.margin import HEADROOM
 from lib.planner.seconds import has_even_stages
 from lib.planner.training import Layout4D, Training
 
@@ -32,6 +33,7 @@ class Choices:
         recompute: kinds of recomputation.
         every: with `full`, recompute one block in so many.
         loss_chunks: pieces of the loss.
+        headroom: fraction of a GPU's memory; layouts that leave less are tight, and come after all others.
         hybrid: whether ZeRO-3 may be with tp, or over the GPUs of a node only (HSDP); our own library and DeepSpeed
             have neither.
         context_parallel: whether a sequence may be split.
@@ -49,6 +51,7 @@ class Choices:
     zero_bubble: bool = False
     hybrid: bool = False
     pipeline: bool = True
+    headroom: float = HEADROOM
     deferred: tuple[str, ...] = DEFERRED
 
 

@@ -64,6 +64,9 @@ LIBRARIES = {
     # deepspeedai/DeepSpeed, runtime/pipe/schedule.py (commit 83fd8f87): `TrainSchedule` is 1F1B;
     # its DualPipeV is not planned.
     "deepspeed": Library("DeepSpeed"),
+    # KempnerInstitute/KempnerForge, kempnerforge/distributed/pipeline_parallel.py (commit 01b461a7): 1F1B, and a rank
+    # builds one stage.
+    "kempner-forge": Library("KempnerForge", hybrid=True),
     # huggingface/nanotron, parallel/pipeline_parallel/engine.py (commit 1cc9cb31): all forward, or 1F1B.
     "nanotron": Library("nanotron", context_parallel=True),
 }

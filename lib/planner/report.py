@@ -19,17 +19,18 @@ from lib.cost.sizes import ModelShape
 from lib.layout import Layout
 from lib.pipeline.gantt import gantt
 from lib.pipeline.schedules.action import Op
-from lib.planner.memory import bytes_of_rank, share_of_rank
+from lib.planner.evidence import evidence_of
+from lib.planner.fp8 import in_8_bit_text
+from lib.planner.margin import HEADROOM, ran_text, verdict_text, without_seconds
+from lib.planner.memory import bytes_of_rank, parameters_of_rank, share_of_rank
 from lib.planner.peak import not_counted, step_memory
 from lib.planner.plan import Plan, bytes_out_of_a_node, step_bubble, step_traffic
-from lib.planner.search import Planned, layout_text, why_slower
 from lib.planner.seconds import OPTIMIZER_BYTES, Seconds, step_and_waits, step_s
-from lib.planner.stacks import SHARES
+from lib.planner.stacks import calibration_text
 from lib.planner.training import Layout4D, Training
 
 WIDTH, MOST_GANTT_ROWS = 100, 8
 MOST_PLACES = 16  # of a pipeline that are listed
-MOST_LATENCY = 0.05  # of the seconds of messages that is not told
 KINDS = {"parameters": "parameter", "gradients": "gradient", "optimizer": "optimizer", "activations": "activation"}
 
 
@@ -45,16 +46,18 @@ class Report:
 
     axes: list[str]  # the layout in words
     places: list[dict]
-    sends: list[dict]  # in a step
+    sends: list[dict] | None  # in a step; None: not counted
     waits: list[str]  # the bubble in words, and its picture
     notes: list[str]  # whether the bytes fit, or what they leave out
     seconds: dict[str, float] = field(default_factory=dict)  # of a step, by kind; an exact plan has none
     answers: dict[str, float] = field(default_factory=dict)  # tokens per second, utilisation, days, money
     assumes: dict[str, str] = field(default_factory=dict)  # subject → all numbers that went in, in words
+    errors: dict[str, dict] = field(default_factory=dict)  # of `seconds` and `memory` on published runs: `Evidence`
 
     def __str__(self) -> str:
         assumes = ["assumes"] * bool(self.assumes) + [f"{name}: {said}" for name, said in self.assumes.items()]
-        parts = self.axes, self._held(), [self._sent()], self.waits, self._answered(), assumes
+        sent = [] if self.sends is None else [self._sent()]
+        parts = self.axes, self._held(), sent, self.waits, self._answered(), assumes
         return "\n\n".join(wrapped(part) for part in parts if part)
 
     def _held(self) -> list[str]:
@@ -83,10 +86,14 @@ class Report:
             return "nothing is sent"
         is_exact = self.sends[0]["calls"] is not None
         unit, scale, form = ("MB", 1e6, ".3f") if is_exact else ("GB", 1e9, ".2f")
-        rows = [["sent by a rank in a step", *["calls"] * is_exact, unit, "nodes"]]
+        timed = ["GB/s", "seconds", "latency", "hidden", "waited"]
+        rows = [["sent by a rank in a step", *["calls"] * is_exact, unit, *([] if is_exact else timed), "nodes"]]
         for sent in self.sends:
             calls = [_range(sent["calls"], "d")] if is_exact else []
-            rows.append([sent["what"], *calls, _range([n / scale for n in sent["bytes"]], form), sent["where"]])
+            took = [] if is_exact else _times(sent)
+            rows.append(
+                [sent["what"], *calls, _range([n / scale for n in sent["bytes"]], form), *took, sent["where"]]
+            )
         return table(rows)
 
     def _answered(self) -> list[str]:
@@ -95,6 +102,7 @@ class Report:
         if of:
             kinds = [f"{kind} {s:.2f} ({s / of['step_s']:.0%})" for kind, s in self.seconds.items() if s]
             lines.append(f"{of['step_s']:.2f} s per step: {', '.join(kinds)}")
+            lines.append(f"{of['step_s']:.2f} s{self.errors['seconds']['said']}")
             lines.append(f"{of['tokens_per_s']:,.0f} tokens/s, {of['tokens_per_s_per_gpu']:,.0f} tokens/s per GPU")
             used = "MFU {:.1%}, HFU {:.1%}, counting "
             lines.append(used.format(of["mfu"], of["hfu"]) + "the full s x s matrix of attention")
@@ -109,25 +117,16 @@ class Report:
         return lines
 
 
+def _times(sent: Mapping) -> list[str]:
+    """Speed, and seconds: in all, of latency, those that computation hides, and those that ranks wait."""
+    whole, late, hidden = sent["seconds"], sent["latency_s"], sent["hidden_s"]
+    speed = sent["bytes"][0] / (whole - late) / 1e9
+    return [f"{speed:.1f}", *(f"{s:.2f}" for s in (whole, late, hidden, whole - hidden))]
+
+
 def _range(numbers: Sequence[float], form: str) -> str:
     least, most = (format(number, form) for number in numbers)
     return most if least == most else f"{least} to {most}"
-
-
-def others_text(found: list[Planned], mine: Planned | None, nothing: str = "", more: Sequence[str] = ()) -> str:
-    """The fastest layouts of a search, or why there is `nothing`; how much slower others and `mine` are, and why.
-
-    Args:
-        more: sentences on the choices of the search.
-    """
-    lines = ["the fastest layouts that fit:" if found else nothing]
-    for place, planned in enumerate(found, 1):
-        said = f"{layout_text(planned.layout)}, {planned.memory.total / 1e9:.1f} GB, {planned.seconds.total:.2f} s"
-        lines.append(f"{place}. {said}" + (f": {why_slower(found[0], planned)}" if place > 1 else ""))
-    if mine and found:
-        slower = mine.seconds.total > found[0].seconds.total
-        lines.append(f"yours is {why_slower(found[0], mine) if slower else 'as fast as the fastest that was found'}")
-    return wrapped([*lines, *more])
 
 
 def wrapped(lines: Iterable[str], width: int = WIDTH) -> str:
@@ -214,18 +213,28 @@ def _plan_sends(plan: Plan, ranks_per_node: int) -> list[dict]:
 # ---- of a training --------------------------------------------------------------------------------------------------
 
 
-def report_of_layout(training: Training, layout: Layout4D, tokens: float = 0, price: float = 0) -> Report:
+def report_of_layout(
+    training: Training, layout: Layout4D, tokens: float = 0, price: float = 0, headroom: float = HEADROOM
+) -> Report:
     """Bytes and seconds of a run on a cluster, from formulas; days for `tokens`, money at a `price` per GPU hour."""
-    seconds = step_s(training, layout)
     places = [_place(training, layout, place) for place in range(layout.pp)]
-    need, room = max(place["held"]["total"] for place in places) / 1e9, training.room_bytes / 1e9
-    fits = f"{'fits' if need <= room else 'does not fit'}: {need:.1f} of {room:.1f} GB"
+    need = max(place["held"]["total"] for place in places)
+    notes = [verdict_text(training, layout, headroom), ran_text(need, training.room_bytes)]
+    errors = {quantity: evidence.plain() for quantity, evidence in evidence_of(training).items()}
+    notes.append(f"{need / 1e9:.1f} GB{errors['memory']['said']}")
+    words = _described(training, layout)
+    if training.no_seconds:
+        notes += without_seconds(training, layout)
+        return Report(words, places, None, [], notes, assumes=_inputs(training), errors=errors)
+    if training.optimizer != "adam":
+        notes.append(f"the seconds of {training.optimizer} are taken to be those of Adam")
+    seconds = step_s(training, layout)
     answers = _answers(training, layout, seconds.total)
     if tokens:
         answers |= _of_the_run(tokens, price, layout.gpus, answers)
-    words, sends = _described(training, layout), _sends(training, layout)
+    sends = _sends(training, layout)
     waits = _waits(training, layout, seconds)
-    return Report(words, places, sends, waits, [fits], seconds._asdict(), answers, _inputs(training))
+    return Report(words, places, sends, waits, notes, seconds._asdict(), answers, _inputs(training), errors)
 
 
 def _described(training: Training, layout: Layout4D) -> list[str]:
@@ -240,6 +249,8 @@ def _described(training: Training, layout: Layout4D) -> list[str]:
         lines.append(f"replicas {x.replicas}: ZeRO shards over {x.shards} ranks")
     if x.recompute != "none":
         lines.append(f"recompute {x.recompute}" + f", in one block of {x.every}" * (x.every > 1))
+    if training.stack.fp8_speedup != 1:
+        lines.append(in_8_bit_text(training.stack))
     if x.loss_chunks > 1:
         lines.append(f"the loss in {x.loss_chunks} pieces of the sequence")
     return lines
@@ -277,15 +288,17 @@ def _of_the_run(tokens: float, price: float, gpus: int, of_step: Mapping[str, fl
 def _inputs(training: Training) -> dict[str, str]:
     """All that went into the numbers, in words."""
     cluster, constants = training.cluster, asdict(training.stack)
-    recipe = "{weight_bytes} + {gradient_bytes} + {master_bytes} + {state_bytes}".format(**constants.pop("recipe"))
-    calibrated = next((gpu for gpu, shares in SHARES.items() if shares[0] == training.stack.matmul_share), "no GPU")
+    recipe = "{weight_bytes} + {gradient_bytes} + {master_bytes} + {state_bytes:g}".format(**constants.pop("recipe"))
     numbers = [f"{name} {value}" for name, value in constants.items()]
-    numbers.append(f"matmul_share calibrated on {calibrated}")
+    numbers.append(f"matmul_share calibrated on {calibration_text(training.stack.matmul_share)}")
     numbers.append(f"bytes per parameter kept {recipe} and moved {OPTIMIZER_BYTES}")
+    trained = [training.optimizer, *[f"offloaded {training.offload}"] * bool(training.offload)]
+    trained += [f"{training.adapters}, in float32"] * bool(training.adapters)
     return {
         "model": model_text(training.model),
         "GPU": device_text(cluster.device, cluster.per_node),
         "stack": ", ".join(numbers),
+        "trained": ", ".join(trained),
         "not modelled": ", ".join(NOT_MODELLED),
     }
 
@@ -293,11 +306,10 @@ def _inputs(training: Training) -> dict[str, str]:
 def _place(training: Training, layout: Layout4D, place: int) -> dict:
     n, held = layout.gpus // layout.pp, bytes_of_rank(training, layout, place)
     embeds, heads, blocks, in_flight = share_of_rank(training, layout, place)
-    sharded = layout.shards if layout.zero == 3 else 1
     return {
         "ranks": ranks_text(range(place * n, place * n + n)),
         "layers": "embed " * embeds + f"{blocks:g}" + " head" * heads,
-        "parameters": int(held.parameters / training.stack.recipe.weight_bytes * sharded),
+        "parameters": int(sum(parameters_of_rank(training, layout, place))),
         "in_flight": in_flight,
         "held": held._asdict() | {"total": held.total},
     }
@@ -312,12 +324,7 @@ def _sends(training: Training, layout: Layout4D) -> list[dict]:
         wait, messages = waits[axis], waits[axis].messages
         if messages.bytes:
             where = "inside a node" if reach <= training.cluster.per_node else "between nodes"
-            where += f" at {messages.bytes / (messages.seconds - messages.latency_s) / 1e9:.1f} GB/s: "
-            where += f"{messages.seconds:.2f} s, {wait.hidden_s:.2f} hidden and {wait.exposed_s:.2f} not"
-            if messages.latency_s > MOST_LATENCY * messages.seconds:
-                where += f"; {messages.latency_s:.2f} are latency"
-            each = {"seconds": messages.seconds, "hidden_s": wait.hidden_s, "latency_s": messages.latency_s}
-            sends.append(
-                {"what": f"{axis}: {what}", "calls": None, "bytes": (messages.bytes,) * 2, "where": where} | each
-            )
+            times = {"seconds": messages.seconds, "latency_s": messages.latency_s, "hidden_s": wait.hidden_s}
+            each = {"calls": None, "bytes": (messages.bytes, messages.bytes), "where": where}
+            sends.append({"what": f"{axis}: {what}", **each, **times})
     return sends

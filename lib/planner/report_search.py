@@ -1,15 +1,47 @@
-"""Words on a search: the choices that a library lacks, and the table of a sweep."""
+"""Words on a search: its layouts, the choices that a library lacks, and the table of a sweep."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 from lib.planner.choices import Choices, beyond, layout_text
 from lib.planner.libraries import LIBRARIES
+from lib.planner.margin import TIGHT, memory_verdict
 from lib.planner.report import table, wrapped
-from lib.planner.search import Planned, choices_of, lacking
+from lib.planner.search import Planned, choices_of, compared, lacking, why_slower
 from lib.planner.sweep import SweptRow
 from lib.planner.training import Training
+
+
+def others_text(
+    found: list[Planned],
+    mine: Planned | None,
+    nothing: str = "",
+    room_bytes: float = math.inf,
+    headroom: float = 0,
+    more: Sequence[str] = (),
+) -> str:
+    """The fastest layouts of a search, or why there is `nothing`; how much slower others and `mine` are, and why.
+
+    A layout that is tight says so, and one that does not fit is compared with none.
+
+    Args:
+        more: sentences on the choices of the search.
+    """
+
+    def words_of(planned: Planned) -> str:
+        return memory_verdict(planned.memory.total, room_bytes, headroom)
+
+    lines = ["the fastest layouts that fit:" if found else nothing]
+    for place, planned in enumerate(found, 1):
+        said = f"{layout_text(planned.layout)}, {planned.memory.total / 1e9:.1f} GB, {planned.seconds.total:.2f} s"
+        said += ", tight" if words_of(planned) == TIGHT else ""
+        lines.append(f"{place}. {said}" + (f": {why_slower(found[0], planned)}" if place > 1 else ""))
+    if mine and found:
+        lines.append(compared(found[0], mine, words_of(mine)))
+    return wrapped([*lines, *more])
 
 
 def sweep_text(what: str, rows: Sequence[SweptRow]) -> str:
@@ -33,8 +65,8 @@ def sweep_text(what: str, rows: Sequence[SweptRow]) -> str:
 def choices_text(training: Training, found: list[Planned], choices: Choices) -> list[str]:
     """A sentence on the choices of a search: the parts of its best layout, or of a faster one, that a library lacks."""
     library, usual = LIBRARIES[training.stack.library].name, choices_of(training)
-    if choices == usual:
-        faster = lacking(training, found[0])
+    if replace(choices, headroom=usual.headroom) == usual:
+        faster = lacking(training, found[0], choices.headroom)
         if not faster:
             return []
         parts, planned = faster

@@ -14,6 +14,7 @@ from dataclasses import replace
 from itertools import product
 from typing import NamedTuple
 
+from lib.cost.sizes import PLANNED_RECOMPUTE
 from lib.planner.choices import (  # noqa: F401 the old place of most of them
     ALL_OPEN,
     FEWEST_TOKENS,
@@ -33,6 +34,8 @@ from lib.planner.choices import (  # noqa: F401 the old place of most of them
     usual_choices,
     with_recomputation,
 )
+from lib.planner.least import least_step_s
+from lib.planner.margin import TIGHT, TOO_LARGE
 from lib.planner.memory import (  # noqa: F401 the old place of most of them
     Bytes,
     bytes_of_rank,
@@ -41,7 +44,7 @@ from lib.planner.memory import (  # noqa: F401 the old place of most of them
     memory_bytes,
     share_of_rank,
 )
-from lib.planner.seconds import Seconds, least_step_s, step_s
+from lib.planner.seconds import Seconds, step_s
 from lib.planner.training import Layout4D, Training
 from lib.planner.ways_out import nothing_fits
 
@@ -62,9 +65,10 @@ def choices_of(training: Training, choices: Choices | None = None) -> Choices:
 
 
 def best_layouts(training: Training, choices: Choices | None = None, best: int = 3) -> list[Planned]:
-    """The fastest layouts that fit, the fastest first; one for each choice of ranks, ZeRO and schedule.
+    """The fastest layouts that fit, the fastest first; tight ones only after all that leave the headroom.
 
-    Of kinds of recomputation, and of pieces of the loss, it is the fastest that fits.
+    There is one for each choice of ranks, ZeRO and schedule: of kinds of recomputation, and of pieces of the loss, the
+    fastest.
 
     Args:
         choices: by default `usual_choices` of the library that the stack names.
@@ -75,20 +79,30 @@ def best_layouts(training: Training, choices: Choices | None = None, best: int =
     choices = choices_of(training, choices)
     if found := _fastest(training, choices, best):
         return found
-    raise ValueError(nothing_fits(training, choices))
+    sizes = {layout: memory_bytes(training, layout).total for layout in all_layouts(training, choices)}
+    raise ValueError(nothing_fits(training, choices, sizes))
 
 
 def _fastest(training: Training, choices: Choices, best: int) -> list[Planned]:
     """In order; none if none fits."""
-    found: list[tuple[float, float, Planned]] = []
+    if training.no_seconds:
+        raise ValueError(f"{training.no_seconds}; layouts_by_memory lists layouts without them")
+    found: dict[bool, list[tuple[float, float, Planned]]] = {False: [], True: []}  # whether they are tight
     for least_s, plain in ordered(training, choices):
-        enough_s = found[-1][0] if len(found) == best else math.inf  # who takes longer is not among the best
+        enough_s = (
+            found[False][-1][0] if len(found[False]) == best else math.inf
+        )  # a slower one is not among the best
         if least_s > enough_s:
             break
         for planned in fastest_on(training, choices, plain, enough_s):
-            insort(found, (planned.seconds.total, planned.memory.total, planned))
-        del found[best:]
-    return [planned for *_, planned in found]
+            of_kind = found[_is_tight(training, choices, planned.memory)]
+            insort(of_kind, (planned.seconds.total, planned.memory.total, planned))
+            del of_kind[best:]
+    return [planned for *_, planned in found[False] + found[True]][:best]
+
+
+def _is_tight(training: Training, choices: Choices, memory: Bytes) -> bool:
+    return memory.total > (1 - choices.headroom) * training.room_bytes
 
 
 def recommended(training: Training, choices: Choices | None = None, best: int = 3) -> tuple[list[Planned], Choices]:
@@ -100,17 +114,18 @@ def recommended(training: Training, choices: Choices | None = None, best: int = 
     choices = choices_of(training, choices)
     if found := _fastest(training, choices, best):
         return found, choices
-    return best_layouts(training, ALL_OPEN, best), ALL_OPEN
+    choices = replace(ALL_OPEN, headroom=choices.headroom)
+    return best_layouts(training, choices, best), choices
 
 
-def lacking(training: Training, best: Planned) -> tuple[list[str], Planned] | None:
+def lacking(training: Training, best: Planned, headroom: float) -> tuple[list[str], Planned] | None:
     """The fastest layout of all choices, and the parts of it that the library lacks, if it is worth a change.
 
     Args:
         best: the fastest layout that the library has.
     """
     usual = choices_of(training)
-    fastest, *_ = best_layouts(training, replace(ALL_OPEN, loss_chunks=usual.loss_chunks), 1)
+    fastest, *_ = best_layouts(training, replace(ALL_OPEN, loss_chunks=usual.loss_chunks, headroom=headroom), 1)
     parts = beyond(usual, fastest.layout)
     return (parts, fastest) if parts and best.seconds.total >= WORTH * fastest.seconds.total else None
 
@@ -153,9 +168,39 @@ def _fastest_that_fits(training: Training, choices: Choices, layouts: list[Layou
         memory = memory_bytes(training, one)
         if memory.total <= training.room_bytes:
             fitting.append(Planned(one, step_s(training, one), memory))
-            if one.recompute == "none":  # recomputation only adds to it
+            if one.recompute == "none" and not _is_tight(training, choices, memory):  # recomputation only adds to it
                 break
-    return sorted(fitting, key=lambda planned: planned.seconds.total)[:1]
+
+    def order(planned: Planned) -> tuple[bool, float]:
+        return _is_tight(training, choices, planned.memory), planned.seconds.total
+
+    return sorted(fitting, key=order)[:1]
+
+
+def layouts_by_memory(
+    training: Training, choices: Choices | None = None, best: int = 3
+) -> list[tuple[Layout4D, Bytes]]:
+    """Layouts that fit, without seconds: tight ones last, then the least split and the least sharded first.
+
+    Raises:
+        ValueError: as `best_layouts`.
+    """
+    choices, room = choices_of(training, choices), training.room_bytes
+    held = {
+        one: memory_bytes(training, one)
+        for one in all_layouts(training, choices)
+        if training.offload != "parameters" or one.zero == 3
+    }
+
+    def order(one: Layout4D) -> tuple[float, ...]:
+        is_tight = held[one].total > (1 - choices.headroom) * room
+        again = PLANNED_RECOMPUTE.index(one.recompute)
+        return is_tight, one.tp * one.cp * one.pp, one.loss_chunks, again, one.zero, -one.rows, held[one].total
+
+    fitting = sorted((one for one, memory in held.items() if memory.total <= room), key=order)
+    if not fitting:
+        raise ValueError(nothing_fits(training, choices, {one: memory.total for one, memory in held.items()}))
+    return [(one, held[one]) for one in fitting[:best]]
 
 
 def why_slower(one: Planned, other: Planned) -> str:
@@ -163,3 +208,14 @@ def why_slower(one: Planned, other: Planned) -> str:
     differences = {kind: b - a for kind, a, b in zip(Seconds._fields, one.seconds, other.seconds, strict=True)}
     kind = max(differences, key=lambda kind: differences[kind])
     return f"{other.seconds.total / one.seconds.total - 1:.1%} slower: {differences[kind]:.3g} s more for {kind}"
+
+
+def compared(best: Planned, mine: Planned, word: str) -> str:
+    """How much slower a layout that is asked for is than the best of a search; `word` is the verdict on its memory."""
+    if word == TOO_LARGE:
+        return "yours does not fit, so its seconds are compared with none"
+    if mine.seconds.total > best.seconds.total:
+        return f"yours is {why_slower(best, mine)}"
+    if word == TIGHT and mine.seconds.total < best.seconds.total:
+        return f"yours is {best.seconds.total / mine.seconds.total - 1:.1%} faster, and tight"
+    return "yours is as fast as the fastest that was found"

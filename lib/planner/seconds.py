@@ -23,7 +23,7 @@ from typing import NamedTuple
 from lib.cost.bubble import v_wait_s, zero_bubble_wait_s
 from lib.cost.held import activation_bytes
 from lib.cost.sizes import recomputed_weights
-from lib.planner.messages import NONE, Messages, Wait, between_stages, collective, hide
+from lib.planner.messages import NONE, AxisWait, Messages, between_stages, hide, of_collective
 from lib.planner.training import Layout4D, Training
 
 # Of a block: two in forward, two in backward; what backward recomputes, it gathers and sums again.
@@ -32,7 +32,6 @@ OPTIMIZER_BYTES = 30  # read and written per parameter: gradient, master copy an
 # Elements of a message of gradients or parameters; sharded, it has a million for each rank, or its ring would be slow.
 # Source: Megatron-LM, `DistributedDataParallelConfig.bucket_size` (commit d98e8a64).
 BUCKET, BUCKET_OF_A_RANK = 40e6, 1e6
-ROUNDING = 1e-9  # of a sum of floats in a different order; chosen far above it
 
 
 class BlockTime(NamedTuple):
@@ -41,8 +40,8 @@ class BlockTime(NamedTuple):
     matmuls: float
     attention: float
     memory: float  # with the pauses of a block so small that its kernels cannot be launched in time
-    tp: Wait
-    cp: Wait
+    tp: AxisWait
+    cp: AxisWait
 
     @property
     def computation_s(self) -> float:
@@ -91,13 +90,15 @@ def step_s(training: Training, layout: Layout4D) -> Seconds:
     """Seconds of a step by kind; of messages those that ranks wait for.
 
     Raises:
-        ValueError: the layout and the cluster have different numbers of GPUs.
+        ValueError: the layout and the cluster have different numbers of GPUs, or such a training has no seconds.
     """
     return step_and_waits(training, layout)[0]
 
 
-def step_and_waits(training: Training, layout: Layout4D) -> tuple[Seconds, dict[str, Wait]]:
+def step_and_waits(training: Training, layout: Layout4D) -> tuple[Seconds, dict[str, AxisWait]]:
     """As `step_s`; and of each axis the messages of a rank, and what computation hides of them."""
+    if training.no_seconds:
+        raise ValueError(training.no_seconds)
     tp, cp, pp, dp, rows, v = layout.tp, layout.cp, layout.pp, layout.dp, layout.rows, layout.stages_per_rank
     model, cluster, stack = training.model, training.cluster, training.stack
     if layout.gpus != cluster.gpus:
@@ -111,7 +112,7 @@ def step_and_waits(training: Training, layout: Layout4D) -> tuple[Seconds, dict[
     moved = _own_parameters(training, layout) * (stack.copied_bytes if layout.zero == 3 else 0)
     copies = moved / (stack.memory_share * cluster.device.memory_Bps)
     stage = layers * block.total + copies
-    head = _head_s(training, tp, cp, rows, layout.loss_chunks)
+    head = head_s(training, tp, cp, rows, layout.loss_chunks)
     ends = max(0.0, head - (layers - with_head) * block.total)  # time of the head for which all stages wait
 
     left_s = layers * block.left_s - over_pp.hidden_s  # of a microbatch
@@ -144,38 +145,14 @@ def step_and_waits(training: Training, layout: Layout4D) -> tuple[Seconds, dict[
     return seconds, waits
 
 
-def least_step_s(training: Training, layout: Layout4D, is_1f1b: bool) -> float:
-    """Seconds that a layout takes at least, with any stage of ZeRO and pieces of the loss: its blocks and its head.
-
-    With `is_1f1b` also the bubble. More recomputation takes more.
-    """
-    pp, v = layout.pp, layout.stages_per_rank
-    block_total_s, head_s = _block_and_head_s(
-        training, layout.tp, layout.cp, layout.rows, layout.sequence_parallel, layout.recompute, layout.every
-    )
-    layers, with_head = stage_layers(training.model.num_layers, pp, v)
-    stage_s = layers * block_total_s
-    m, waits = layout.microbatches(training.global_batch), (pp - 1) / v if is_1f1b else 0
-    return (1 - ROUNDING) * (m * max(stage_s, with_head * block_total_s + head_s) + waits * stage_s)
-
-
-@lru_cache(maxsize=4096)
-def _block_and_head_s(
-    training: Training, tp: int, cp: int, rows: int, slices: bool, recompute: str, every: int
-) -> tuple[float, float]:
-    """Seconds of a microbatch in a block, and in the head with its loss in one piece."""
-    block = block_s(training, tp, cp, rows, slices, recompute, every)
-    return block.total, _head_s(training, tp, cp, rows, 1)
-
-
-def _head_s(training: Training, tp: int, cp: int, rows: int, loss_chunks: int) -> float:
+def head_s(training: Training, tp: int, cp: int, rows: int, loss_chunks: int) -> float:
     """Seconds of a microbatch in the head."""
     tokens = rows * training.model.context / cp
     flops = 6 * tokens * training.end_parameters / tp
     return matmul_s(training, flops, tokens / loss_chunks, training.model.d_model)
 
 
-def _over_pp(training: Training, layout: Layout4D, layers: float, block: BlockTime) -> tuple[Wait, float]:
+def _over_pp(training: Training, layout: Layout4D, layers: float, block: BlockTime) -> tuple[AxisWait, float]:
     """The messages of a microbatch between the stages of a rank and their neighbours; and those that fill a pipeline.
 
     Under 1F1B each microbatch waits twice for the mean over the p hops of a round, whichever rank it is on; in a zero
@@ -200,7 +177,19 @@ def _own_parameters(training: Training, layout: Layout4D) -> float:
     return (training.block_parameters * training.model.num_layers / layout.pp + training.end_parameters) / layout.tp
 
 
-def _over_dp(training: Training, layout: Layout4D, layers: float, left_s: float, of_backward: float) -> Wait:
+def keeps_whole_gradients(training: Training, layout: Layout4D) -> bool:
+    """Whether a rank that shards gradients keeps them whole until the last microbatch of a step.
+
+    Whole gradients replace the shards: the last microbatch turns them into shards, unit by unit.
+
+    Source: PyTorch's `fully_shard`, `post_backward` in `_fsdp_param_group.py` (torch 2.13): without a sum it returns
+    before the reduce-scatter, and keeps `unsharded_accumulated_grad` in the dtype of the sum.
+    """
+    is_sharded = layout.zero >= 2 and layout.shards > 1
+    return is_sharded and training.stack.whole_gradient_bytes > 0 and layout.microbatches(training.global_batch) > 1
+
+
+def _over_dp(training: Training, layout: Layout4D, layers: float, left_s: float, of_backward: float) -> AxisWait:
     """Gradients and parameters in a step, over the data-parallel ranks.
 
     Args:
@@ -210,11 +199,11 @@ def _over_dp(training: Training, layout: Layout4D, layers: float, left_s: float,
     m = layout.microbatches(training.global_batch)
 
     def gather(itemsize: int, calls: float) -> Messages:  # a reduce-scatter takes the same time
-        return collective(training, "all_gather", itemsize * mine, layout.shards, layout.tp, calls)
+        return of_collective(training, "all_gather", itemsize * mine, layout.shards, layout.tp, calls)
 
     def over_copies(itemsize: int, calls: float) -> Messages:
         payload = itemsize * mine / layout.shards
-        return collective(training, "all_reduce", payload, layout.replicas, layout.tp * layout.shards, calls)
+        return of_collective(training, "all_reduce", payload, layout.replicas, layout.tp * layout.shards, calls)
 
     forward_s, backward_s = (1 - of_backward) * left_s, of_backward * left_s
     if layout.zero == 3:  # per microbatch two all-gathers of parameters and a reduction of gradients
@@ -222,13 +211,17 @@ def _over_dp(training: Training, layout: Layout4D, layers: float, left_s: float,
         once = gather(2, units)
         summed = gather(stack.reduced_bytes, units) + over_copies(stack.reduced_bytes, units)
         forward, backward = hide(once, forward_s, share), hide(once + summed, backward_s, share)
+        if keeps_whole_gradients(training, layout):  # the last microbatch alone reduces
+            return forward.times(m) + hide(once, backward_s, share).times(m - 1) + backward
         return forward.times(m) + backward.times(m)
     if not layout.zero:
         calls = max(1.0, mine / BUCKET)
-        all_of_it = collective(training, "all_reduce", recipe.gradient_bytes * mine, layout.shards, layout.tp, calls)
+        all_of_it = of_collective(
+            training, "all_reduce", recipe.gradient_bytes * mine, layout.shards, layout.tp, calls
+        )
         return hide(all_of_it, backward_s if stack.overlaps_dp else 0.0)
     calls = max(1.0, mine / max(BUCKET, BUCKET_OF_A_RANK * layout.shards))
-    times = m if layout.zero == 2 else 1  # a rank that keeps a shard of gradients reduces each microbatch
+    times = m if layout.zero == 2 and not keeps_whole_gradients(training, layout) else 1
     reduction = gather(recipe.gradient_bytes, calls) + over_copies(recipe.gradient_bytes, calls)
     reduce = hide(reduction, backward_s if stack.overlaps_dp else 0.0).times(times)
     return reduce + hide(gather(recipe.weight_bytes, calls), forward_s if stack.overlaps_dp else 0.0)
@@ -290,6 +283,7 @@ def block_s(
     matmuls = matmul_s(
         training, (6 * model.num_block_weights + 2 * recomputed) * tokens / tp, tokens, model.d_model / tp
     )
+    matmuls /= stack.fp8_speedup
 
     fused = stack.fused_attention
     scores = 4 * tokens * s * model.d_q / tp * (0.5 if fused else 1)
@@ -303,13 +297,13 @@ def block_s(
     memory = max(memory, stack.launch_s - matmuls - attention)
 
     over_tp = _over_tp(training, tp, tokens, slices, recompute, matmuls)
-    keys = collective(training, "all_gather", 2 * 2 * rows * s * model.d_kv / tp, cp, tp)
+    keys = of_collective(training, "all_gather", 2 * 2 * rows * s * model.d_kv / tp, cp, tp)
     # Of c rounds of attention, each but the first waits for keys and values that came during the round before.
     over_cp = hide(keys.times(4 if full else 3), attention * (cp - 1) / cp, stack.exposed_cp)
     return BlockTime(matmuls, attention, memory, over_tp, over_cp)
 
 
-def _over_tp(training: Training, tp: int, tokens: float, slices: bool, recompute: str, matmuls_s: float) -> Wait:
+def _over_tp(training: Training, tp: int, tokens: float, slices: bool, recompute: str, matmuls_s: float) -> AxisWait:
     """The sums of a block over tensor-parallel ranks, forward and backward.
 
     With sequence parallelism a sum is a gather and a scatter, each in pieces beside the matmul before or behind it.
@@ -325,9 +319,9 @@ def _over_tp(training: Training, tp: int, tokens: float, slices: bool, recompute
     )  # what hides a part works only inside a node
     if not slices:
         number = TP_SUMS[recompute] - skipped
-        sums = collective(training, "all_reduce", x, tp, 1).times(number)
+        sums = of_collective(training, "all_reduce", x, tp, 1).times(number)
         return hide(sums, matmuls_s / 3, max(exposed, 1 - 2 / number))
-    half = collective(training, "all_gather", x, tp, 1)
+    half = of_collective(training, "all_gather", x, tp, 1)
     apart = (3 if training.model.gated else 2) * (3 if recompute == "full" else 2) * stack.gathers_apart
     sums = half.times(2 * TP_SUMS[recompute] - skipped + apart)
     sent = sums + half.times(2 if stack.regathers else 0)

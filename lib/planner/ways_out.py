@@ -12,7 +12,7 @@ from dataclasses import replace
 from lib.cost.hardware import GPUS
 from lib.layout import divisors, one_of
 from lib.planner.choices import Choices, all_layouts, layout_text
-from lib.planner.memory import fits, least_bytes, memory_bytes
+from lib.planner.memory import fits, least_bytes
 from lib.planner.training import Layout4D, Training
 
 MOST_NODES = 64  # of which any number is tried; above, powers of two
@@ -23,9 +23,8 @@ CLOSED = {  # choices that may be closed, in words
 }
 
 
-def nothing_fits(training: Training, choices: Choices) -> str:
-    """Why there is no layout, and ways out, each of them tried."""
-    sizes = {layout: memory_bytes(training, layout).total for layout in all_layouts(training, choices)}
+def nothing_fits(training: Training, choices: Choices, sizes: dict[Layout4D, float]) -> str:
+    """Why there is no layout, and ways out, each of them tried; `sizes` are the bytes of all layouts."""
     if sizes:
         why, ways = _too_large(training, sizes), _larger(training, choices)
     elif dps := _possible_dp(training, choices):
