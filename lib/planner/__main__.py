@@ -9,40 +9,27 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, fields, replace
 
-from lib.cost.adapters import BASES, Adapters
+from lib.cost.adapters import Adapters
 from lib.cost.expert_models import EXPERT_MODELS
 from lib.cost.experts import ExpertShape
-from lib.cost.hardware import BYTES, FLOPS, SPEEDS, TOKENS, Device, amount, gpu_name
+from lib.cost.hardware import Device, gpu_name
 from lib.cost.models import NOT_MODELLED, known, same_name
-from lib.cost.sizes import BIASES, LLAMA, OPTIMIZERS, PLANNED_RECOMPUTE, ZERO_STAGES, ModelShape, recipe_of_optimizer
+from lib.cost.sizes import LLAMA, ModelShape, recipe_of_optimizer
 from lib.planner import Choices, Cluster, Layout4D, Planned, Training, memory_bytes, step_s
 from lib.planner.choices import ALL_OPEN, DEFERRED, beyond, layout_text
 from lib.planner.expert_report import plain_report, report_of_experts
 from lib.planner.experts import NO_SECONDS_OF_EXPERTS, ExpertTraining
 from lib.planner.fp8 import in_8_bit
-from lib.planner.margin import HEADROOM
+from lib.planner.options import ALL_SIZES, SIZES, STEP_TOKENS, options_given, planner_options
 from lib.planner.refusals import refusal
 from lib.planner.report import report_of_layout, wrapped
 from lib.planner.report_search import choices_text, others_text, sweep_text
 from lib.planner.search import choices_of, layouts_by_memory, recommended
-from lib.planner.sweep import SWEPT, sweep
-from lib.planner.training import GPUS, OFFLOADS, PRESET_MODELS, STACKS, stack_for
-
-STEP_TOKENS = 4 * 2**20  # unless --batch gives a number of sequences
-SIZES = {"hidden": "d_model", "layers": "num_layers", "heads": "num_heads", "vocab": "vocab_size", "seq": "context"}
-ALL_SIZES = SIZES | {"kv-heads": "num_kv_heads", "ffn": "d_mlp", "head-dim": "head_dim"}  # option → of ModelShape
-CARD = {  # option → field of Device, units, example and help
-    "peak": ("peak_flops", FLOPS, "989TF", "operations per second, dense, in 16 bit"),
-    "memory": ("memory_bytes", BYTES, "80GB", "of a GPU"),
-    "memory-bandwidth": ("memory_Bps", BYTES, "3.35TB", "per second"),
-    "link": ("link_Bps", SPEEDS, "450GB", "per second and GPU inside a node, one direction (data sheets add both)"),
-    "network": ("network_Bps", SPEEDS, "50GB or 400Gb", "per second and per GPU, one direction"),
-    "network-per-node": ("per_node_Bps", SPEEDS, "400GB or 3200Gb", "instead of --network: of all GPUs of a node"),
-}
-COUNTS = "tp cp pp dp ep microbatch stages-per-rank replicas every loss-chunks".split()
+from lib.planner.sweep import sweep
+from lib.planner.training import GPUS, PRESET_MODELS, stack_for
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -53,78 +40,6 @@ def main(argv: list[str] | None = None) -> None:
         print(printed_experts(args) or answered(args))
     except ValueError as error:
         parser.error(str(error))
-
-
-def planner_options(prog: str, about: str) -> argparse.ArgumentParser:
-    """The options of a model, a cluster, a layout and a search; an option that is not given is None."""
-    parser = argparse.ArgumentParser(prog=prog, description=about, allow_abbrev=False)
-    parser.error = lambda message: parser.exit(2, f"{parser.prog}: {message}\n")
-    count, on = {"type": _count, "metavar": "N"}, {"action": "store_true"}
-    model = parser.add_argument_group("model")
-    model.add_argument(
-        "--model", metavar="NAME", help=f"one of {', '.join((*PRESET_MODELS, *EXPERT_MODELS))}; or its numbers:"
-    )
-    for option, field in ALL_SIZES.items():
-        model.add_argument(f"--{option}", dest=field, **count)
-    model.add_argument("--gated", action="store_const", const=True, help="a block as in Llama; what differs:")
-    model.add_argument("--biases", choices=BIASES, help="of which linear layers")
-    for option in ("rms-norm", "rotary", "dropout-masks", "tied"):
-        model.add_argument(f"--{option}", action=argparse.BooleanOptionalAction)
-    model.add_argument("--batch", **count, help=f"sequences per step; default: {STEP_TOKENS:,} tokens")
-    cluster = parser.add_argument_group("cluster")
-    cluster.add_argument("--gpus", **count)
-    cluster.add_argument("--gpu", metavar="NAME", help=f"one of {', '.join(GPUS)} (default h100); or its figures:")
-    for option, (field, units, such_as, text) in CARD.items():
-        cluster.add_argument(f"--{option}", dest=field, metavar="SIZE", **_amount(units, such_as, text))
-    cluster.add_argument("--per-node", **count, help="GPUs that share the fast link; default: of this GPU, mostly 8")
-    cluster.add_argument("--fp8", **on, help="matmuls of the blocks in 8 bit; all bytes stay as they are")
-    cluster.add_argument("--stack", default="megatron", metavar="NAME", help=f"one of {', '.join(STACKS)}")
-    cluster.add_argument(
-        "--whole-gradients",
-        dest="whole_gradient_bytes",
-        type=int,
-        choices=(0, 2, 4),
-        help="bytes per parameter of whole gradients that a rank with ZeRO-2 or 3 keeps until the last microbatch, as "
-        "Accelerate (2) and fully_shard without sums (2 or 4) do; 0: it reduces each microbatch",
-    )
-    trained = parser.add_argument_group("what is trained, and where it is kept")
-    trained.add_argument("--optimizer", choices=OPTIMIZERS, default="adam", help="its states; muon: memory only")
-    trained.add_argument("--lora", **count, help="rank of adapters on all matrices of a frozen model; memory only")
-    trained.add_argument("--base", choices=BASES, help="precision of the frozen model; 4bit is QLoRA; default 16bit")
-    trained.add_argument("--offload", choices=OFFLOADS, help="to the host: memory only; parameters need ZeRO-3")
-    layout = parser.add_argument_group("layout", "reports on one instead of searching; --dp may be left out")
-    for option in COUNTS:
-        layout.add_argument(f"--{option}", dest="rows" if option == "microbatch" else None, **count)
-    layout.add_argument("--zero", type=int, choices=ZERO_STAGES)
-    layout.add_argument("--recompute", choices=PLANNED_RECOMPUTE)
-    layout.add_argument("--schedule", choices=("1f1b", "zb-h1", "zb-v"), help="1f1b interleaves stages of a rank")
-    search = parser.add_argument_group("search and answers")
-    search.add_argument(
-        "--context-parallel",
-        action=argparse.BooleanOptionalAction,
-        help="split sequences, or never; default: if the library of the stack can",
-    )
-    search.add_argument("--zero-bubble", **on, help="also try ZB-H1 and ZB-V, whichever library the stack has")
-    search.add_argument("--all-choices", **on, help="of all libraries: HSDP, each recomputation, a loss in pieces")
-    search.add_argument(
-        "--sweep", choices=SWEPT, help="the best layout for a row of values, and why throughput falls"
-    )
-    search.add_argument(
-        "--headroom",
-        type=_percent,
-        default=HEADROOM,
-        metavar="PERCENT",
-        help="10%%: of a GPU's memory, that a layout leaves; one that leaves less is tight, and comes last",
-    )
-    search.add_argument("--best", **count, default=3, help="number of layouts to print")
-    search.add_argument("--tokens", **_amount(TOKENS, "15.6T", "of the training, for its days and hours"))
-    search.add_argument("--price", type=float, help="of a GPU for an hour, for the money")
-    search.add_argument("--json", **on, help="plain data instead of text")
-    for name in NOT_MODELLED:
-        if not name.endswith("FP8"):  # the name of a model may ask for it, an option asks for matmuls in FP8
-            option = f"--{name.split()[-1].lower()}"
-            parser.add_argument(option, dest=name, nargs="?", const=True, help=argparse.SUPPRESS)
-    return parser
 
 
 def swept(args: argparse.Namespace) -> str:
@@ -321,37 +236,6 @@ def _model(args: argparse.Namespace) -> ModelShape:
     except ValueError as error:
         sizes = " ".join(f"--{option} {given[field]}" for option, field in ALL_SIZES.items() if field in given)
         raise ValueError(f"{sizes}: {error}") from None
-
-
-def options_given(args: argparse.Namespace, names: Iterable[str]) -> dict:
-    """The options of these names that are given."""
-    return {name: value for name in names if (value := getattr(args, name, None)) is not None}
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or not int(text):
-        raise argparse.ArgumentTypeError(f"{text} must be a whole number of at least 1")
-    return int(text)
-
-
-def _percent(text: str) -> float:
-    try:
-        percent = float(text.removesuffix("%"))
-    except ValueError:
-        percent = -1
-    if not 0 <= percent < 100:
-        raise argparse.ArgumentTypeError(f"{text} must be a percentage from 0 to less than 100, such as 10%")
-    return percent / 100
-
-
-def _amount(units: dict[str, float], such_as: str, about: str) -> dict:
-    def read(text: str) -> float:
-        try:
-            return amount(text, units, such_as)
-        except ValueError as error:
-            raise argparse.ArgumentTypeError(str(error)) from None
-
-    return {"type": read, "help": f"{such_as}: {about}"}
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from lib.planner.choices import layout_text
-from lib.planner.messages import Wait
+from lib.planner.messages import AxisWait
 from lib.planner.seconds import Seconds, step_and_waits
 from lib.planner.training import Layout4D, Training
 
@@ -54,7 +54,7 @@ def _cause(kind: str, before: Ran, now: Ran) -> str:
     return f"{layout_text(now.layout)}, after {layout_text(before.layout)}"
 
 
-def _cause_of_messages(axis: str, now: Ran, then: Wait, wait: Wait) -> str:
+def _cause_of_messages(axis: str, now: Ran, then: AxisWait, wait: AxisWait) -> str:
     """The part that grew most; `then` has the seconds of the first run, scaled."""
     latency_s, sent_s = wait.messages.latency_s, wait.messages.seconds - wait.messages.latency_s
     grew = {
