@@ -67,6 +67,8 @@ def explained(args: argparse.Namespace, foreign: Asked, notes: list[str]) -> str
     asked = options_given(args, Layout4D._fields)
     if args.lora or args.offload or args.optimizer != "adam":
         raise ValueError("--lora, --offload and --optimizer are for a model without a file: python -m lib.planner")
+    if args.sweep:
+        raise ValueError("--sweep searches layouts for a model without a file: python -m lib.planner")
     if (kept := args.whole_gradient_bytes) not in (None, foreign.found.get("whole_gradient_bytes")):
         foreign.found["whole_gradient_bytes"] = kept
         foreign.by["whole_gradient_bytes"] = f"--whole-gradients {kept}"

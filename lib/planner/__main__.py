@@ -27,7 +27,7 @@ from lib.planner.options import ALL_SIZES, SIZES, STEP_TOKENS, options_given, pl
 from lib.planner.refusals import refusal
 from lib.planner.report import report_of_layout, wrapped
 from lib.planner.report_search import choices_text, others_text, sweep_text
-from lib.planner.search import choices_of, layouts_by_memory, recommended
+from lib.planner.search import choices_of, recommended, recommended_by_memory
 from lib.planner.sweep import sweep
 from lib.planner.training import GPUS, PRESET_MODELS, stack_for
 
@@ -42,21 +42,24 @@ def main(argv: list[str] | None = None) -> None:
         parser.error(str(error))
 
 
-def swept(args: argparse.Namespace) -> str:
+def swept(args: argparse.Namespace, notes: Sequence[str] = ()) -> str:
     """The best layout for each value of a sweep, as text or as plain data."""
     if asked := options_given(args, Layout4D._fields):
         raise ValueError(f"--sweep searches a layout for each value: leave out {' and '.join(asked)}")
+    if left_out := options_given(args, NOT_MODELLED):
+        raise ValueError(f"{next(iter(left_out))} is not modelled")
     training = training_asked(args, {})
     rows = sweep(training, args.sweep, choices_asked(args, training, None))
     if args.json:
-        return json.dumps(asdict(training) | {"sweep": args.sweep, "rows": [row.plain() for row in rows]}, indent=1)
-    return sweep_text(args.sweep, rows)
+        plain = {"sweep": args.sweep, "rows": [row.plain() for row in rows], "notes": notes}
+        return json.dumps(asdict(training) | plain, indent=1)
+    return "\n\n".join(filter(None, [wrapped(notes), sweep_text(args.sweep, rows)]))
 
 
 def answered(args: argparse.Namespace, notes: Sequence[str] = ()) -> str:
     """The report on the options; without seconds where they are not modelled."""
     if args.sweep:
-        return swept(args)
+        return swept(args, notes)
     if args.lora or args.offload or args.optimizer == "muon":
         return printed_memory(args, notes)
     return printed(args, *candidates(args), notes=notes)
@@ -71,7 +74,7 @@ def printed_memory(args: argparse.Namespace, notes: Sequence[str] = ()) -> str:
     layout = completed_layout(training, asked) if asked else None
     choices = choices_asked(args, training, layout)
     try:
-        found, nothing = layouts_by_memory(training, choices, args.best), ""
+        found, nothing = recommended_by_memory(training, choices, args.best), ""
     except ValueError as error:
         if not layout:
             raise
@@ -146,7 +149,7 @@ def printed_experts(args: argparse.Namespace, shape: ExpertShape | None = None, 
         raise ValueError(f"{next(iter(left_out))} is not modelled")
     if args.context_parallel or args.zero_bubble or args.all_choices:
         raise ValueError("layouts with experts are searched over tp, pp, dp and ep only: leave out wider choices")
-    if args.tokens or args.price:
+    if args.tokens or args.price or args.sweep:
         raise ValueError(NO_SECONDS_OF_EXPERTS)
     shape = shape or EXPERT_MODELS[name]
     base = replace(shape.base, context=args.context or shape.base.context)

@@ -185,22 +185,45 @@ def layouts_by_memory(
     Raises:
         ValueError: as `best_layouts`.
     """
-    choices, room = choices_of(training, choices), training.room_bytes
-    held = {
+    choices = choices_of(training, choices)
+    held = _held_by(training, choices)
+    if found := _by_memory(training, choices, held):
+        return found[:best]
+    raise ValueError(nothing_fits(training, choices, {one: memory.total for one, memory in held.items()}))
+
+
+def recommended_by_memory(
+    training: Training, choices: Choices | None = None, best: int = 3
+) -> list[tuple[Layout4D, Bytes]]:
+    """As `layouts_by_memory`; of all choices where the given ones have no layout.
+
+    Raises:
+        ValueError: as `best_layouts`, with all choices.
+    """
+    choices = choices_of(training, choices)
+    found = _by_memory(training, choices, _held_by(training, choices))
+    return found[:best] or layouts_by_memory(training, replace(ALL_OPEN, headroom=choices.headroom), best)
+
+
+def _held_by(training: Training, choices: Choices) -> dict[Layout4D, Bytes]:
+    return {
         one: memory_bytes(training, one)
         for one in all_layouts(training, choices)
         if training.offload != "parameters" or one.zero == 3
     }
 
-    def order(one: Layout4D) -> tuple[float, ...]:
-        is_tight = held[one].total > (1 - choices.headroom) * room
-        again = PLANNED_RECOMPUTE.index(one.recompute)
-        return is_tight, one.tp * one.cp * one.pp, one.loss_chunks, again, one.zero, -one.rows, held[one].total
 
-    fitting = sorted((one for one, memory in held.items() if memory.total <= room), key=order)
-    if not fitting:
-        raise ValueError(nothing_fits(training, choices, {one: memory.total for one, memory in held.items()}))
-    return [(one, held[one]) for one in fitting[:best]]
+def _by_memory(training: Training, choices: Choices, held: dict[Layout4D, Bytes]) -> list[tuple[Layout4D, Bytes]]:
+    """Those that fit, in order."""
+
+    def order(one: Layout4D) -> tuple[float, ...]:
+        again = PLANNED_RECOMPUTE.index(one.recompute)
+        split = one.tp * one.cp * one.pp
+        is_tight = _is_tight(training, choices, held[one])
+        return is_tight, split, one.loss_chunks, again, one.zero, -one.rows, held[one].total
+
+    fitting = [one for one, memory in held.items() if memory.total <= training.room_bytes]
+    return [(one, held[one]) for one in sorted(fitting, key=order)]
 
 
 def why_slower(one: Planned, other: Planned) -> str:
