@@ -13,13 +13,14 @@ ROUNDING = 1e-9  # of a sum of floats in a different order; chosen far above it
 def least_step_s(training: Training, layout: Layout4D, is_1f1b: bool) -> float:
     """Seconds that a layout takes at least, with any stage of ZeRO and pieces of the loss: its blocks and its head.
 
-    With `is_1f1b` also the bubble. More recomputation takes more.
+    With `is_1f1b` also the bubble; without, two blocks fewer may be on the rank with the head, as in ZB-V. More
+    recomputation takes more.
     """
     pp, v = layout.pp, layout.stages_per_rank
     block_total_s, head_total_s = _block_and_head_s(
         training, layout.tp, layout.cp, layout.rows, layout.sequence_parallel, layout.recompute, layout.every
     )
-    layers, with_head = stage_layers(training.model.num_layers, pp, v)
+    layers, with_head = stage_layers(training.model.num_layers, pp, v, "1f1b" if is_1f1b else "zb-v")
     stage_s = layers * block_total_s
     m, waits = layout.microbatches(training.global_batch), (pp - 1) / v if is_1f1b else 0
     return (1 - ROUNDING) * (m * max(stage_s, with_head * block_total_s + head_total_s) + waits * stage_s)
