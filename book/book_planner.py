@@ -1,6 +1,6 @@
 """The numbers of *Will it fit?*: what `lib.planner` knows of models, GPUs and stacks, as JSON in the page.
 
-A page says `{planner}`. In the browser `static/planner.js` computes with them, `static/model_config.js` reads the model
+A page says `{planner}`. In the browser `static/planner*.js` compute with them, `static/model_config.js` reads the model
 of a `config.json`, and `static/will_it_fit.js` makes the controls and shows what comes out. Where a page says
 `{planner_trust}`, a table says how far published runs were missed.
 """
@@ -21,7 +21,15 @@ from lib.cost.sizes import PLANNED_RECOMPUTE, ModelShape
 from lib.planner import search, seconds
 from lib.planner.training import GPUS, PRESET_MODELS, STACKS, Cluster, Training, stack_for
 
-SCRIPTS = "planner.js", "model_config.js", "will_it_fit.js"
+SCRIPTS = (
+    "planner_sizes.js",
+    "planner_seconds.js",
+    "planner_memory.js",
+    "planner_layouts.js",
+    "planner.js",
+    "model_config.js",
+    "will_it_fit.js",
+)
 CHOSEN = {
     "calibrated": "runs that calibrate a constant",
     "in view": "runs in view when constants were chosen",

@@ -1,4 +1,4 @@
-// The page "Will it fit?": controls, two stacked bars and the best layouts, computed by planner.js.
+// The page "Will it fit?": controls, two stacked bars and the best layouts, computed by planner.js and planner_*.js.
 //
 // The form is the only state. The address holds what was chosen in it, so that a reader can send it.
 (() => {

@@ -37,7 +37,7 @@ OPEN = "{zeroBubble: true, hybrid: true, ways: limits.recompute, everies: [1, 2]
 def page(browser):
     """A blank page with the formulas in it, and with the reader of configs."""
     page = browser.new_page()
-    for script in extension.SCRIPTS[:2]:
+    for script in extension.SCRIPTS[:-1]:
         page.add_script_tag(path=BOOK / "static" / script)
     return page
 
