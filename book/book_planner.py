@@ -18,11 +18,12 @@ from book.published import LATER, RUNS
 from book.published.rows import predict, read_rows, rows_json
 from lib.cost.models import NOT_MODELLED
 from lib.cost.sizes import PLANNED_RECOMPUTE, ModelShape
-from lib.planner import search, seconds
+from lib.planner import messages, search, seconds
 from lib.planner.training import GPUS, PRESET_MODELS, STACKS, Cluster, Training, stack_for
 
 SCRIPTS = (
     "planner_sizes.js",
+    "planner_messages.js",
     "planner_seconds.js",
     "planner_memory.js",
     "planner_layouts.js",
@@ -74,6 +75,17 @@ def numbers() -> dict:
             "tokens_of_cp": search.FEWEST_TOKENS,
             "optimizer_bytes": seconds.OPTIMIZER_BYTES,
             "tp_sums": seconds.TP_SUMS,
+            "bucket": seconds.BUCKET,
+            "bucket_of_a_rank": seconds.BUCKET_OF_A_RANK,
+            "messages": {
+                "begin_s": messages.BEGIN_S,
+                "link_step_s": messages.LINK_STEP_S,
+                "network_step_s": messages.NETWORK_STEP_S,
+                "tree_begin_s": messages.TREE_BEGIN_S,
+                "tree_link_s": messages.TREE_LINK_S,
+                "tree_network_s": messages.TREE_NETWORK_S,
+                "tree_bandwidth": messages.TREE_BANDWIDTH,
+            },
             "recompute": PLANNED_RECOMPUTE,
         },
         "foreign": {

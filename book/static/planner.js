@@ -7,12 +7,12 @@
 const planner = (training, limits) => {
   const sizes = plannerSizes(training, limits);
   const { model, recipe, gpus, perNode, batch, layers, heads, s, blockParameters, parameters, sum } = sizes;
-  const { seconds, answers } = plannerSeconds(sizes), { memory, room } = plannerMemory(sizes);
+  const { stepAndWaits, answers } = plannerSeconds(sizes), { memory, room } = plannerMemory(sizes);
   const { axes, refusal, layoutsOf, allLayouts, layoutText, upTo, powers, divisors } = plannerLayouts(sizes);
 
   const planned = (layout) => {
-    const [time, held] = [seconds(layout), memory(layout)];
-    return { layout, seconds: time, memory: held, stepS: sum(time), bytes: sum(held) };
+    const [time, waits] = stepAndWaits(layout), held = memory(layout);
+    return { layout, seconds: time, waits, memory: held, stepS: sum(time), bytes: sum(held) };
   };
   // The fastest layouts that fit, and the smallest of all. Recomputation and a loss in pieces only where necessary.
   const best = ({ most = 3, ...choices } = {}) => {

@@ -21,7 +21,14 @@ const plannerSizes = (training, limits) => {
   const parameters = layers * blockParameters + norm + positions + (model.tied ? 1 : 2) * endParameters;
 
   const sum = (kinds) => Object.values(kinds).reduce((a, b) => a + b, 0);
-  const gathered = (bytes, n) => ((n - 1) / n) * bytes; // what each of n ranks sends in an all-gather
+  const cached = (of) => { // what of said of these arguments before, which are numbers and words
+    const known = new Map();
+    return (...given) => {
+      const key = given.join();
+      if (!known.has(key)) known.set(key, of(...given));
+      return known.get(key);
+    };
+  };
 
   const hasEvenStages = (stages) => layers % stages === 0 || (layers + 2) % stages === 0;
   const stageLayers = ({ pp, stages_per_rank: v, schedule }) => {
@@ -52,8 +59,8 @@ const plannerSizes = (training, limits) => {
     ({ none: 0, selective: 0, mlp: (gated ? 3 : 2) * h * ffn, ops: h * (kv + queries + ffn), full: blockWeights })[
       recompute];
   return {
-    limits, model, device, stack, recipe, gpus, perNode, batch, h, layers, heads, vocab, s, keyHeads, queries, kv,
-    blockWeights, blockParameters, endParameters, parameters, sum, gathered, hasEvenStages, stageLayers, keptOnce,
-    mean, keptBytes, weightsAgain,
+    limits, model, device, stack, recipe, gpus, perNode, batch, h, layers, heads, vocab, s, ffn, keyHeads, queries,
+    kv, blockWeights, blockParameters, endParameters, parameters, sum, cached, hasEvenStages, stageLayers, keptOnce,
+    keptBytes, weightsAgain,
   };
 };

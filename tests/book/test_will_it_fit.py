@@ -7,6 +7,7 @@ import json
 import math
 import random
 import re
+from collections import Counter
 from dataclasses import replace
 from urllib.parse import parse_qs, urlsplit
 
@@ -21,6 +22,7 @@ from lib.planner import Choices, Cluster, Layout4D, Training, best_layouts, memo
 from lib.planner.refusals import refusal
 from lib.planner.report import report_of_layout
 from lib.planner.search import ALL_OPEN, all_layouts, why_slower
+from lib.planner.seconds import step_and_waits
 from lib.planner.training import GPUS, PRESET_MODELS, STACKS, stack_for
 from tests.book.book_project import BOOK, build, live_html, load, soup, violations
 from tests.book.test_explain import BAD_CONFIGS, LLAMA8, MODELS
@@ -139,6 +141,48 @@ def test_seconds_and_bytes_of_a_thousand_random_layouts(page, say):
         assert math.isclose(said["room"], run.cluster.device.memory_bytes * run.stack.usable_share)
         worst = max(worst, *found)
     say(f"planner.js and lib.planner differ by {worst:.1e} at most")
+
+
+def parted(wait) -> dict[str, float]:
+    """A wait of Python in one dictionary, as the script's."""
+    return wait.messages._asdict() | {
+        "beside_s": wait.beside_s,
+        "hidden_s": wait.hidden_s,
+        "exposed_s": wait.exposed_s,
+    }
+
+
+def test_messages_of_each_axis_and_what_hides_of_them(page, say):
+    """Their bytes, seconds and latency, and how many computation hides: on slow wires, and on thousands of GPUs."""
+    rng, seen, most = random.Random(5), Counter(), 0
+    layouts = [some_layout(rng) for _ in range(700)]
+    layouts = [one._replace(dp=one.dp * rng.choice((1, 1, 64, 512)), replicas=1) for one in layouts]
+    layouts += [one._replace(zero=3, cp=1, replicas=rng.choice(divisors(one.dp))) for one in layouts[:100]]
+    layouts = [one for one in layouts if one.gpus <= 2**20]  # all that the page takes
+    runs = [some_training(rng, layout.gpus) for layout in layouts]
+    runs = [replace(run, cluster=slower(run.cluster, rng), global_batch=run.global_batch * 64) for run in runs]
+    what = """Object.fromEntries(Object.entries(of.planned(layout).waits).map(([axis, { messages, ...wait }]) =>
+        [axis, { ...messages, ...wait, exposed_s: messages.seconds - wait.hidden_s }]))"""
+    for said, run, layout in zip(ask(page, what, runs, layouts), runs, layouts, strict=True):
+        seconds, ours = step_and_waits(run, layout)
+        assert list(said) == list(ours) == ["tp", "cp", "pp", "dp"]
+        for axis, wait in ours.items():
+            whole = max(wait.messages.seconds, wait.beside_s)
+            assert said[axis].keys() == parted(wait).keys()
+            for name, value in parted(wait).items():
+                wrong = abs(said[axis][name] - value) > 1e-9 * (value if name in ("bytes", "latency_s") else whole)
+                assert not wrong, (axis, name, said[axis][name], value, run, layout)
+            seen[axis, "hides in part"] += 0 < wait.hidden_s < wait.messages.seconds * (1 - 1e-9)
+            seen[axis, "latency"] += wait.messages.latency_s > 0.5 * wait.messages.seconds
+        most = max(most, layout.gpus)
+    assert min(seen[axis, "hides in part"] for axis in ours) > 50 and seen["dp", "latency"] > 20 and most > 100_000
+    say(f"on up to {most:,} GPUs; axes of which a part hides, and those that are half latency: {dict(seen)}")
+
+
+def slower(cluster: Cluster, rng: random.Random) -> Cluster:
+    """The same with wires of 1/256 to 4 times the speed."""
+    rates = {name: getattr(cluster.device, name) * 2 ** rng.uniform(-8, 2) for name in ("link_Bps", "network_Bps")}
+    return replace(cluster, device=replace(cluster.device, **rates))
 
 
 def tried(read, *args):
