@@ -51,7 +51,7 @@ def wire_bytes(kind: str, payload_bytes: float, n: int) -> float:
     return _ring(kind)[0](n) * payload_bytes
 
 
-def ring_steps(kind: str, n: int) -> int:
+def messages_in_sequence(kind: str, n: int) -> int:
     """Messages in sequence of a collective over `n` ranks, as in `comm_s`: n - 1 of an all-gather."""
     return _ring(kind)[2](n)
 
@@ -68,7 +68,7 @@ def comm_s(kind: str, payload_bytes: float, n: int, alpha_s: float, bandwidth_Bp
     if n == 1:
         return 0.0
     busiest = _ring(kind)[1]
-    return ring_steps(kind, n) * alpha_s + busiest(n) * payload_bytes / bandwidth_Bps
+    return messages_in_sequence(kind, n) * alpha_s + busiest(n) * payload_bytes / bandwidth_Bps
 
 
 def zero_wire_bytes(

@@ -16,7 +16,7 @@ import math
 from functools import lru_cache
 from typing import NamedTuple
 
-from lib.cost.comm import ring_steps, wire_bytes
+from lib.cost.comm import messages_in_sequence, wire_bytes
 from lib.planner.training import Training
 
 # NCCL's own figures: to begin a collective; a step of a ring over NVLink, and over the network (protocol Simple); the
@@ -44,7 +44,7 @@ class Messages(NamedTuple):
 NONE = Messages(0.0, 0.0, 0.0)
 
 
-class Wait(NamedTuple):
+class AxisWait(NamedTuple):
     """The messages of an axis in a step: their seconds are those that computation hides, and those that ranks wait."""
 
     messages: Messages
@@ -55,20 +55,20 @@ class Wait(NamedTuple):
     def exposed_s(self) -> float:
         return self.messages.seconds - self.hidden_s
 
-    def times(self, n: float) -> Wait:
+    def times(self, n: float) -> AxisWait:
         """So many of them, one after the other."""
-        return Wait(self.messages.times(n), n * self.beside_s, n * self.hidden_s)
+        return AxisWait(self.messages.times(n), n * self.beside_s, n * self.hidden_s)
 
-    def __add__(self, more: Wait) -> Wait:  # type: ignore[override] a sum of parts, not a longer tuple
-        return Wait(self.messages + more.messages, self.beside_s + more.beside_s, self.hidden_s + more.hidden_s)
+    def __add__(self, more: AxisWait) -> AxisWait:  # type: ignore[override] a sum of parts, not a longer tuple
+        return AxisWait(self.messages + more.messages, self.beside_s + more.beside_s, self.hidden_s + more.hidden_s)
 
 
-def hide(messages: Messages, beside_s: float, exposed: float = 0.0) -> Wait:
+def hide(messages: Messages, beside_s: float, exposed: float = 0.0) -> AxisWait:
     """Hide messages behind so many seconds of computation; at least a part, `exposed` of 1, is waited for."""
-    return Wait(messages, beside_s, min((1 - exposed) * messages.seconds, max(0.0, beside_s)))
+    return AxisWait(messages, beside_s, min((1 - exposed) * messages.seconds, max(0.0, beside_s)))
 
 
-def collective(
+def of_collective(
     training: Training, kind: str, payload_bytes: float, ranks: int, stride: int, calls: float = 1
 ) -> Messages:
     """A collective among ranks whose neighbours are `stride` apart, its payload in so many `calls`.
@@ -79,7 +79,7 @@ def collective(
         return NONE
     ring_s, tree_s, bandwidth_Bps = _ways(training, ranks, stride)
     sent = wire_bytes(kind, payload_bytes, ranks)
-    latency_s = calls * (BEGIN_S + ring_steps(kind, ranks) / (ranks - 1) * ring_s)
+    latency_s = calls * (BEGIN_S + messages_in_sequence(kind, ranks) / (ranks - 1) * ring_s)
     ring = Messages(sent, latency_s + sent / bandwidth_Bps, latency_s)
     if kind != "all_reduce":
         return ring

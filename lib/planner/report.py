@@ -29,7 +29,6 @@ from lib.planner.training import Layout4D, Training
 
 WIDTH, MOST_GANTT_ROWS = 100, 8
 MOST_PLACES = 16  # of a pipeline that are listed
-MOST_LATENCY = 0.05  # of the seconds of messages that is not told
 KINDS = {"parameters": "parameter", "gradients": "gradient", "optimizer": "optimizer", "activations": "activation"}
 
 
@@ -83,10 +82,14 @@ class Report:
             return "nothing is sent"
         is_exact = self.sends[0]["calls"] is not None
         unit, scale, form = ("MB", 1e6, ".3f") if is_exact else ("GB", 1e9, ".2f")
-        rows = [["sent by a rank in a step", *["calls"] * is_exact, unit, "nodes"]]
+        timed = ["GB/s", "seconds", "latency", "hidden", "waited"]
+        rows = [["sent by a rank in a step", *["calls"] * is_exact, unit, *([] if is_exact else timed), "nodes"]]
         for sent in self.sends:
             calls = [_range(sent["calls"], "d")] if is_exact else []
-            rows.append([sent["what"], *calls, _range([n / scale for n in sent["bytes"]], form), sent["where"]])
+            took = [] if is_exact else _times(sent)
+            rows.append(
+                [sent["what"], *calls, _range([n / scale for n in sent["bytes"]], form), *took, sent["where"]]
+            )
         return table(rows)
 
     def _answered(self) -> list[str]:
@@ -107,6 +110,13 @@ class Report:
         if "money" in of:
             lines[-1] += f", {of['money']:,.0f} at {of['price_per_gpu_hour']:g} per GPU hour"
         return lines
+
+
+def _times(sent: Mapping) -> list[str]:
+    """Speed, and seconds: in all, of latency, those that computation hides, and those that ranks wait."""
+    whole, late, hidden = sent["seconds"], sent["latency_s"], sent["hidden_s"]
+    speed = sent["bytes"][0] / (whole - late) / 1e9
+    return [f"{speed:.1f}", *(f"{s:.2f}" for s in (whole, late, hidden, whole - hidden))]
 
 
 def _range(numbers: Sequence[float], form: str) -> str:
@@ -308,12 +318,7 @@ def _sends(training: Training, layout: Layout4D) -> list[dict]:
         wait, messages = waits[axis], waits[axis].messages
         if messages.bytes:
             where = "inside a node" if reach <= training.cluster.per_node else "between nodes"
-            where += f" at {messages.bytes / (messages.seconds - messages.latency_s) / 1e9:.1f} GB/s: "
-            where += f"{messages.seconds:.2f} s, {wait.hidden_s:.2f} hidden and {wait.exposed_s:.2f} not"
-            if messages.latency_s > MOST_LATENCY * messages.seconds:
-                where += f"; {messages.latency_s:.2f} are latency"
-            each = {"seconds": messages.seconds, "hidden_s": wait.hidden_s, "latency_s": messages.latency_s}
-            sends.append(
-                {"what": f"{axis}: {what}", "calls": None, "bytes": (messages.bytes,) * 2, "where": where} | each
-            )
+            times = {"seconds": messages.seconds, "latency_s": messages.latency_s, "hidden_s": wait.hidden_s}
+            each = {"calls": None, "bytes": (messages.bytes, messages.bytes), "where": where}
+            sends.append({"what": f"{axis}: {what}", **each, **times})
     return sends

@@ -23,7 +23,7 @@ from typing import NamedTuple
 from lib.cost.bubble import v_wait_s, zero_bubble_wait_s
 from lib.cost.held import activation_bytes
 from lib.cost.sizes import recomputed_weights
-from lib.planner.messages import NONE, Messages, Wait, between_stages, collective, hide
+from lib.planner.messages import NONE, AxisWait, Messages, between_stages, hide, of_collective
 from lib.planner.training import Layout4D, Training
 
 # Of a block: two in forward, two in backward; what backward recomputes, it gathers and sums again.
@@ -40,8 +40,8 @@ class BlockTime(NamedTuple):
     matmuls: float
     attention: float
     memory: float  # with the pauses of a block so small that its kernels cannot be launched in time
-    tp: Wait
-    cp: Wait
+    tp: AxisWait
+    cp: AxisWait
 
     @property
     def computation_s(self) -> float:
@@ -95,7 +95,7 @@ def step_s(training: Training, layout: Layout4D) -> Seconds:
     return step_and_waits(training, layout)[0]
 
 
-def step_and_waits(training: Training, layout: Layout4D) -> tuple[Seconds, dict[str, Wait]]:
+def step_and_waits(training: Training, layout: Layout4D) -> tuple[Seconds, dict[str, AxisWait]]:
     """As `step_s`; and of each axis the messages of a rank, and what computation hides of them."""
     tp, cp, pp, dp, rows, v = layout.tp, layout.cp, layout.pp, layout.dp, layout.rows, layout.stages_per_rank
     model, cluster, stack = training.model, training.cluster, training.stack
@@ -143,7 +143,7 @@ def step_and_waits(training: Training, layout: Layout4D) -> tuple[Seconds, dict[
     return seconds, waits
 
 
-def _over_pp(training: Training, layout: Layout4D, layers: float, block: BlockTime) -> tuple[Wait, float]:
+def _over_pp(training: Training, layout: Layout4D, layers: float, block: BlockTime) -> tuple[AxisWait, float]:
     """The messages of a microbatch between the stages of a rank and their neighbours; and those that fill a pipeline.
 
     Under 1F1B each microbatch waits twice for the mean over the p hops of a round, whichever rank it is on; in a zero
@@ -168,7 +168,7 @@ def _own_parameters(training: Training, layout: Layout4D) -> float:
     return (training.block_parameters * training.model.num_layers / layout.pp + training.end_parameters) / layout.tp
 
 
-def _over_dp(training: Training, layout: Layout4D, layers: float, left_s: float, of_backward: float) -> Wait:
+def _over_dp(training: Training, layout: Layout4D, layers: float, left_s: float, of_backward: float) -> AxisWait:
     """Gradients and parameters in a step, over the data-parallel ranks.
 
     Args:
@@ -178,11 +178,11 @@ def _over_dp(training: Training, layout: Layout4D, layers: float, left_s: float,
     m = layout.microbatches(training.global_batch)
 
     def gather(itemsize: int, calls: float) -> Messages:  # a reduce-scatter takes the same time
-        return collective(training, "all_gather", itemsize * mine, layout.shards, layout.tp, calls)
+        return of_collective(training, "all_gather", itemsize * mine, layout.shards, layout.tp, calls)
 
     def over_copies(itemsize: int, calls: float) -> Messages:
         payload = itemsize * mine / layout.shards
-        return collective(training, "all_reduce", payload, layout.replicas, layout.tp * layout.shards, calls)
+        return of_collective(training, "all_reduce", payload, layout.replicas, layout.tp * layout.shards, calls)
 
     forward_s, backward_s = (1 - of_backward) * left_s, of_backward * left_s
     if layout.zero == 3:  # per microbatch two all-gathers of parameters and a reduction of gradients
@@ -193,7 +193,9 @@ def _over_dp(training: Training, layout: Layout4D, layers: float, left_s: float,
         return forward.times(m) + backward.times(m)
     if not layout.zero:
         calls = max(1.0, mine / BUCKET)
-        all_of_it = collective(training, "all_reduce", recipe.gradient_bytes * mine, layout.shards, layout.tp, calls)
+        all_of_it = of_collective(
+            training, "all_reduce", recipe.gradient_bytes * mine, layout.shards, layout.tp, calls
+        )
         return hide(all_of_it, backward_s if stack.overlaps_dp else 0.0)
     calls = max(1.0, mine / max(BUCKET, BUCKET_OF_A_RANK * layout.shards))
     times = m if layout.zero == 2 else 1  # a rank that keeps a shard of gradients reduces each microbatch
@@ -271,13 +273,13 @@ def block_s(
     memory = max(memory, stack.launch_s - matmuls - attention)
 
     over_tp = _over_tp(training, tp, tokens, slices, recompute, matmuls)
-    keys = collective(training, "all_gather", 2 * 2 * rows * s * model.d_kv / tp, cp, tp)
+    keys = of_collective(training, "all_gather", 2 * 2 * rows * s * model.d_kv / tp, cp, tp)
     # Of c rounds of attention, each but the first waits for keys and values that came during the round before.
     over_cp = hide(keys.times(4 if full else 3), attention * (cp - 1) / cp, stack.exposed_cp)
     return BlockTime(matmuls, attention, memory, over_tp, over_cp)
 
 
-def _over_tp(training: Training, tp: int, tokens: float, slices: bool, recompute: str, matmuls_s: float) -> Wait:
+def _over_tp(training: Training, tp: int, tokens: float, slices: bool, recompute: str, matmuls_s: float) -> AxisWait:
     """The sums of a block over tensor-parallel ranks, forward and backward.
 
     With sequence parallelism a sum is a gather and a scatter, each in pieces beside the matmul before or behind it.
@@ -293,9 +295,9 @@ def _over_tp(training: Training, tp: int, tokens: float, slices: bool, recompute
     )  # what hides a part works only inside a node
     if not slices:
         number = TP_SUMS[recompute] - skipped
-        sums = collective(training, "all_reduce", x, tp, 1).times(number)
+        sums = of_collective(training, "all_reduce", x, tp, 1).times(number)
         return hide(sums, matmuls_s / 3, max(exposed, 1 - 2 / number))
-    half = collective(training, "all_gather", x, tp, 1)
+    half = of_collective(training, "all_gather", x, tp, 1)
     apart = (3 if training.model.gated else 2) * (3 if recompute == "full" else 2) * stack.gathers_apart
     sums = half.times(2 * TP_SUMS[recompute] - skipped + apart)
     sent = sums + half.times(2 if stack.regathers else 0)

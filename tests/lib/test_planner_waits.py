@@ -13,7 +13,7 @@ from lib.pipeline.schedules.one_f_one_b import one_f_one_b
 from lib.pipeline.schedules.zero_bubble import zb_h1, zb_v
 from lib.pipeline.simulate import Costs, simulate
 from lib.planner import Cluster, Layout4D, Training, step_s
-from lib.planner.messages import between_stages, collective
+from lib.planner.messages import between_stages, of_collective
 from lib.planner.seconds import step_and_waits
 from lib.planner.stacks import STACKS, stack_for
 from lib.planner.training import PRESET_MODELS
@@ -226,7 +226,7 @@ def test_one_hop_of_eight_leaves_a_node():
 def test_steps_of_a_ring_by_hand():
     """An all-gather over two nodes of 8 has 14 steps on links and one over the network, 8.4 µs before the first."""
     run = Training(PRESET_MODELS["llama3-8b"], Cluster(GPUS["h100"], 16), stack_for("megatron", "h100"), 16)
-    found = collective(run, "all_gather", 16.0, 16, 1, calls=2)
+    found = of_collective(run, "all_gather", 16.0, 16, 1, calls=2)
     assert found.latency_s == pytest.approx(2 * (8.4e-6 + 14 * 3.4e-6 + 9.6e-6))
     assert found.bytes == 15
 
@@ -234,7 +234,7 @@ def test_steps_of_a_ring_by_hand():
 def test_small_sums_over_many_ranks_take_a_tree():
     gpus = 4096
     run = Training(PRESET_MODELS["llama3-8b"], Cluster(GPUS["h100"], gpus), stack_for("megatron", "h100"), gpus)
-    small, large = (collective(run, "all_reduce", size, gpus, 1) for size in (1e6, 1e12))
+    small, large = (of_collective(run, "all_reduce", size, gpus, 1) for size in (1e6, 1e12))
     assert small.latency_s == pytest.approx(4.4e-6 + 2 * (7 * 1.2e-6 + 9 * 8.5e-6))
     assert large.latency_s == pytest.approx(8.4e-6 + 2 * ((gpus - 512) * 3.4e-6 + 511 * 9.6e-6))
 
