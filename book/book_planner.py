@@ -29,6 +29,7 @@ SCRIPTS = (
     "planner_layouts.js",
     "planner.js",
     "model_config.js",
+    "will_it_fit_messages.js",
     "will_it_fit.js",
 )
 CHOSEN = {

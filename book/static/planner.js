@@ -14,6 +14,20 @@ const planner = (training, limits) => {
     const [time, waits] = stepAndWaits(layout), held = memory(layout);
     return { layout, seconds: time, waits, memory: held, stepS: sum(time), bytes: sum(held) };
   };
+  // What each axis sends in a step, where, and how long, as the command prints it.
+  const sends = ({ layout: { tp, cp, dp }, waits }) => {
+    const ofAxes = {
+      tp: [tp, "activations"],
+      cp: [tp * cp, "keys and values"],
+      dp: [tp * cp * dp, "gradients, parameters"],
+      pp: [gpus, "activations, their gradients"],
+    };
+    return Object.entries(ofAxes).filter(([axis]) => waits[axis].messages.bytes).map(([axis, [reach, what]]) => {
+      const { messages, hidden_s } = waits[axis], where = reach <= perNode ? "inside a node" : "between nodes";
+      const Bps = messages.bytes / (messages.seconds - messages.latency_s);
+      return { axis, what, where, Bps, ...messages, hidden_s, exposed_s: messages.seconds - hidden_s };
+    });
+  };
   // The fastest layouts that fit, and the smallest of all. Recomputation and a loss in pieces only where necessary.
   const best = ({ most = 3, ...choices } = {}) => {
     const enough = new Set();
@@ -73,5 +87,8 @@ const planner = (training, limits) => {
     const [kind, extraS] = more.reduce((a, b) => (b[1] > a[1] ? b : a));
     return { fraction: other.stepS / one.stepS - 1, kind, extraS };
   };
-  return { parameters, planned, answers, room, refusal, allLayouts, someFits, best, nothing, layoutText, whySlower, axes };
+  return {
+    parameters, planned, sends, answers, room, refusal, allLayouts, someFits, best, nothing, layoutText, whySlower,
+    axes,
+  };
 };

@@ -119,7 +119,7 @@
       <div class="bars"><figure></figure><figure></figure></div></div>
     <div class="more">
       <div class="kinds"><ul></ul><ul></ul></div>
-      <p class="answers"></p><div class="best"></div>
+      <p class="answers"></p><div class="best"></div><div class="messages"></div>
       <p class="end"><button type="button" class="copy">Copy link</button> Not modelled: ${
         Object.keys(numbers.foreign.not_modelled).join(", ")}.</p>
     </div></div>
@@ -305,7 +305,7 @@
     else if (spare < 0) say("It does not fit.", `${size} <span>With enough memory a step would take ${time}.</span>`);
     else say("It fits.", `${size} <span>A step takes ${time}${rest}.</span>`);
 
-    for (const name of [".bars", ".kinds", ".answers"]) part(name).hidden = refusal !== null;
+    for (const name of [".bars", ".kinds", ".messages", ".answers"]) part(name).hidden = refusal !== null;
     if (!refusal) {
       const width = part("figure").clientWidth;
       const sizes = [...new Set(Object.values(numbers.gpus).map((one) => one.memory_bytes))].sort((a, b) => a - b);
@@ -318,6 +318,7 @@
       const fastest = found.slice(0, 1).map(({ stepS }) => [stepS, `fastest ${sec(stepS)}`, true]);
       draw(1, `Time of a step: ${sec(own.stepS)}`, own.seconds, 1.02 * Math.max(own.stepS, found[0]?.stepS ?? 0),
         fastest, (x) => `${sec(x)} (${((100 * x) / own.stepS).toFixed(0)}%)`);
+      part(".messages").innerHTML = messagesTable(of.sends(own));
       part(".answers").innerHTML = answersText(of, own, tokens, price);
     }
 

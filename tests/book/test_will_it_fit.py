@@ -9,7 +9,7 @@ import random
 import re
 from collections import Counter
 from dataclasses import replace
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs, quote, urlsplit
 
 import pytest
 
@@ -32,6 +32,7 @@ extension = load("book_planner")
 NUMBERS = extension.numbers()
 ALL = Choices(context_parallel=True)
 EVERYTHING = replace(ALL_OPEN, zero=(0, 1, 2, 3), every=(1,), loss_chunks=(1,))
+HEADS = "num_attention_heads", "num_key_value_heads"
 OPEN = "{zeroBubble: true, hybrid: true, ways: limits.recompute, everies: [1, 2], pieces: [1, 8]}"
 
 
@@ -400,6 +401,40 @@ def test_what_it_says_is_what_python_says(page_at):
     assert f"{first.memory.total / 1e9:.1f} GB" in page.inner_text(".best button >> nth=0")
 
 
+def test_what_each_axis_sends_and_what_hides_of_it(page_at):
+    """The table of messages, against what the command prints."""
+    page = page_at("?gpus=64&tp=4&pp=4&b=1&cp=2&batch=256")
+    run = Training(PRESET_MODELS["llama-70b"], Cluster(GPUS["h100"], 64), stack_for("megatron", "h100"), 256)
+    layout = Layout4D(4, 2, 4, 2, sequence_parallel=True)
+    rows = page.locator(".messages tbody tr").all()
+    sends = report_of_layout(run, layout).sends
+    assert [one["what"].partition(":")[0] for one in sends] == ["tp", "cp", "dp", "pp"] and len(rows) == 4
+    for row, sent in zip(rows, sends, strict=True):
+        whole, late, hidden = sent["seconds"], sent["latency_s"], sent["hidden_s"]
+        speed = sent["bytes"][0] / (whole - late) / 1e9
+        words = f"{sent['what'].replace(':', '')}, {sent['where']} at {shown(speed)} GB/s"
+        said = row.locator("th, td").all_inner_texts()
+        assert said[0] == words and said[2].strip() == f"latency {shown(late)}"
+        assert [said[1], *said[3:]] == [shown(n) for n in (sent["bytes"][0] / 1e9, hidden, whole - hidden)]
+        bars = [bar.bounding_box()["width"] for bar in row.locator("i").all()]
+        assert bars[0] == pytest.approx(sum(bars) * hidden / whole, abs=0.5)
+    assert "tp" not in page_at("?model=llama3-8b&gpus=8&tp=1&b=1&batch=64").text_content(".messages tbody")
+    assert page_at("?model=llama3.2-3b&gpus=1&tp=1&b=1&batch=64").text_content(".messages") == "", "nothing is sent"
+
+
+def shown(number: float) -> str:
+    """As the page has it."""
+    return (
+        f"{number:,.0f}"
+        if number >= 999.5
+        else f"{number:#.3g}".rstrip(".")
+        if number >= 0.001
+        else "<0.001"
+        if number
+        else "0"
+    )
+
+
 def test_the_address_keeps_what_was_chosen(page_at):
     page = page_at()
     assert "It does not fit." in verdict(page) and "?" not in page.url
@@ -589,11 +624,14 @@ def test_hybrid_sharding_and_zero_3_with_tp(page_at):
         layout = Layout4D(2, 1, 1, 32, 1, 1, 3, True, replicas=copies)
         assert f"Peak memory is {memory_bytes(run, layout).total / 1e9:.1f} GB" in verdict(page)
         assert "of all layouts" in page.inner_text(".best")
-    page = page_at("?model=llama3.2-3b&gpus=64&batch=64&stack=fsdp&seq=8192&search=all")
-    run = replace(run, model=replace(PRESET_MODELS["llama3.2-3b"], context=8192))
+    # Heads and layers that nothing splits: ZeRO is all that can be chosen.
+    config = json.dumps(LLAMA8 | {"num_hidden_layers": 29, "hidden_size": 23 * 128} | dict.fromkeys(HEADS, 23))
+    page = page_at(f"?model=config&config={quote(config)}&gpus=64&batch=64&stack=fsdp&seq=2048&search=all")
+    run = replace(run, model=shape_of(json.loads(config), 2048)[0])
     best = best_layouts(run, ALL_OPEN)
-    assert [one.layout.replicas for one in best] == [1, 1, 8] and "8 copies" in page.inner_text(".best")
-    for i, zero in (2, "hsdp"), (0, "1"):
+    assert sorted(one.layout.replicas for one in best) == [1, 1, 8] and "8 copies" in page.inner_text(".best")
+    for i, one in enumerate(best):
+        zero = "hsdp" if one.layout.replicas > 1 else str(one.layout.zero)
         page.locator(f".best button >> nth={i}").click()
         assert page.locator("input[name=zero]:checked").get_attribute("value") == zero
         assert page.get_attribute(f".best button >> nth={i}", "aria-pressed") == "true"
