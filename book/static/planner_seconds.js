@@ -112,7 +112,7 @@ const plannerSeconds = (of) => {
     const ends = Math.max(0, head - (most - withHead) * block.totalS); // of the head, what all stages wait for
     const ofDp = overDp(layout, most, most * block.leftS - ofPp.hidden_s, block.ofBackward);
     const updated = mine / (zero ? Math.floor((dp * cp) / replicas) : 1);
-    const weights = (most * block.matmuls) / 3, other = (stage - weights) / 2; // of a rank: the gradients nobody waits for
+    const weights = (most * block.matmuls) / 3, other = (stage - weights) / 2; // of a rank: nobody waits for weights
     const bubble = {
       "1f1b": ((pp - 1) / v) * stage,
       "zb-h1": (pp - 1) * (2 * other - weights),

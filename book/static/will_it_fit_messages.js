@@ -14,5 +14,5 @@ const messagesTable = (sends) => {
   };
   return `<table><thead><tr><th scope="col">Sent by a GPU in a step</th><th scope="col">GB</th>
     <th scope="col">seconds:</th><th scope="col"><i class="hides"></i>hidden</th>
-    <th scope="col"><i class="comm"></i>waited for</th></tr></thead><tbody>${sends.map(row).join("")}</tbody></table>`;
+    <th scope="col"><i class="comm"></i>waited</th></tr></thead><tbody>${sends.map(row).join("")}</tbody></table>`;
 };

@@ -19,6 +19,7 @@ from lib.cost.models import known
 from lib.cost.sizes import BIASES, PLANNED_RECOMPUTE, ModelShape, Recipe
 from lib.layout import divisors
 from lib.planner import Choices, Cluster, Layout4D, Training, best_layouts, memory_bytes, step_s
+from lib.planner.messages import LINK_STEP_S, NETWORK_STEP_S
 from lib.planner.refusals import refusal
 from lib.planner.report import report_of_layout
 from lib.planner.search import ALL_OPEN, all_layouts, why_slower
@@ -675,6 +676,13 @@ def test_on_paper_fields_stand_and_of_chips_the_chosen_ones(page_at):
         "all => all.filter(one => one.checkVisibility()).map(one => one.textContent)"
     ) == ["4"]
     assert page.locator(".now").evaluate("one => getComputedStyle(one).position") == "static"
+
+
+def test_constants_that_the_page_names():
+    said, stack = (BOOK / "will_it_fit.md").read_text(encoding="utf-8"), stack_for("megatron", "h100")
+    assert f"{LINK_STEP_S * 1e6:.1f} µs on a link and {NETWORK_STEP_S * 1e6:.1f} µs on a network" in said
+    assert f"up to {1 - stack.exposed_tp:.0%} of the tensor-parallel" in said
+    assert [name for name in STACKS if stack_for(name, "h100").exposed_zero3 != 0.5] == ["megatron-2021"]
 
 
 def test_how_far_to_trust_it_comes_from_the_rows(tmp_path):
