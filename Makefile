@@ -29,7 +29,7 @@ ifeq ($(filter $(realpath $(CURDIR))/%,$(or $(realpath $(VENV)),$(abspath $(VENV
 export PYTHONPATH := $(CURDIR)
 endif
 
-.PHONY: help setup book students site pdf serve lab train test test-course test-book quick measured solutions thorough notebooks exercises exercise kills assignments lint bench soak fuzz hosts certificate nbgrader newest grading busy perturbed mutants repository colab
+.PHONY: help setup book students site pdf serve lab train test test-course test-book quick measured solutions thorough notebooks exercises exercise kills assignments lint bench soak fuzz hosts certificate nbgrader newest grading busy perturbed mutants repository colab evidence
 .PHONY: screenshots cover clean
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
@@ -152,7 +152,11 @@ lint: $(READY) ## six: check style, and that what is generated agrees with its s
 	@$(PY) tools/notebooks.py --check
 	@if test -f tools/make_exercises.py; then $(PY) tools/make_exercises.py --check; fi
 	@$(PY) tools/kills.py --check
+	@$(PY) tools/evidence.py --check
 	@$(PY) tools/prose.py --check
+
+evidence: $(READY) ## write: how far the planner misses published runs: lib/planner/evidence.json
+	@$(PY) tools/evidence.py
 
 bench: $(READY) ## long: compare with PyTorch's own, on this machine
 	@$(PY) -m benchmarks

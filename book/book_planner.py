@@ -1,42 +1,48 @@
 """The numbers of *Will it fit?*: what `lib.planner` knows of models, GPUs and stacks, as JSON in the page.
 
 A page says `{planner}`. In the browser `static/planner*.js` compute with them, `static/model_config.js` reads the model
-of a `config.json`, and `static/will_it_fit.js` makes the controls and shows what comes out. Where a page says
-`{planner_trust}`, a table says how far published runs were missed.
+of a `config.json`, `static/experts.js` counts models with experts, and `static/will_it_fit.js` makes the controls and
+shows what comes out. Where a page says `{planner_trust}`, a table says how far published runs were missed.
 """
 
 import json
 from dataclasses import MISSING, asdict, fields
-from itertools import chain
 
 from docutils import nodes
 from docutils.parsers.rst import Directive
-from live_page import ROOT, add_live_page, table
+from live_page import add_live_page, table
 
 from book.explain.configs import FOREIGN, OFF, USUAL_TOKENS
-from book.published import LATER, RUNS
-from book.published.rows import predict, read_rows, rows_json
-from lib.cost.models import NOT_MODELLED
-from lib.cost.sizes import PLANNED_RECOMPUTE, ModelShape
-from lib.planner import messages, search, seconds
-from lib.planner.training import GPUS, PRESET_MODELS, STACKS, Cluster, Training, stack_for
+from book.published import STEPS
+from lib.cost.adapters import ADAPTER_RECIPE, BASES
+from lib.cost.expert_models import EXPERT_MODELS
+from lib.cost.experts import ExpertShape
+from lib.cost.models import NOT_IN_A_NAME, NOT_MODELLED
+from lib.cost.sizes import OPTIMIZERS, PLANNED_RECOMPUTE, ModelShape
+from lib.planner import margin, messages, search, seconds
+from lib.planner.evidence import EVIDENCE, percent, read_evidence
+from lib.planner.expert_report import HOW_COUNTED
+from lib.planner.experts import NO_SECONDS_OF_EXPERTS
+from lib.planner.fp8 import CALIBRATED_IN_8_BIT, SPEEDUPS, WITHOUT_FP8
+from lib.planner.training import GPUS, NO_SECONDS, PRESET_MODELS, STACKS, Cluster, Training, stack_for
 
 SCRIPTS = (
     "planner_sizes.js",
     "planner_messages.js",
     "planner_seconds.js",
     "planner_memory.js",
+    "planner_margin.js",
     "planner_layouts.js",
     "planner.js",
     "model_config.js",
+    "experts.js",
     "will_it_fit_messages.js",
     "will_it_fit.js",
 )
-CHOSEN = {
-    "calibrated": "runs that calibrate a constant",
-    "in view": "runs in view when constants were chosen",
-    "later": "runs that came later",
-    "kept back": "runs kept back",
+QUANTITIES = {
+    "seconds": "seconds of a step",
+    "seconds in FP8": "seconds of a step in FP8",
+    "memory": "peak memory",
 }
 HTML = """<div id="planner"><noscript><p><strong>This page computes in your browser, and JavaScript is switched off.
 </strong> From a terminal, <code>python -m lib.planner --model llama-70b --gpus 64</code> says the same.</p></noscript>
@@ -49,8 +55,14 @@ def plain_model(shape: ModelShape) -> dict:
     return asdict(shape) | {"num_kv_heads": heads, "d_mlp": shape.mlp_width, "head_dim": shape.d_head}
 
 
+def plain_experts(shape: ExpertShape) -> dict:
+    """The sizes of a model with experts as the script takes them."""
+    return asdict(shape) | {"base": plain_model(shape.base)}
+
+
 def plain_training(training: Training) -> dict:
     """A training as the script takes it."""
+    adapters = training.adapters
     return {
         "model": plain_model(training.model),
         "device": asdict(training.cluster.device),
@@ -58,6 +70,9 @@ def plain_training(training: Training) -> dict:
         "gpus": training.cluster.gpus,
         "per_node": training.cluster.per_node,
         "global_batch": training.global_batch,
+        "adapters": adapters and asdict(adapters) | {"base_bytes": adapters.base_bytes},
+        "offload": training.offload,
+        "optimizer": training.optimizer,
     }
 
 
@@ -68,7 +83,15 @@ def numbers() -> dict:
         "models": {name: plain_model(shape) for name, shape in PRESET_MODELS.items()},
         "gpus": {name: asdict(device) for name, device in gpus.items()},
         "stacks": {name: {gpu: asdict(stack_for(name, gpu)) for gpu in gpus} for name in STACKS},
+        "experts": {
+            "models": {name: plain_experts(shape) for name, shape in EXPERT_MODELS.items()},
+            "table": FOREIGN["experts"],
+            "no_seconds": NO_SECONDS_OF_EXPERTS,
+            "counted": HOW_COUNTED,
+        },
         "per_node": Cluster.per_node,
+        "evidence": read_evidence(),
+        "fp8": {"speedups": SPEEDUPS, "calibrated": CALIBRATED_IN_8_BIT, "without": sorted(WITHOUT_FP8)},
         "limits": {
             "rows": search.MOST_ROWS,
             "stages_per_rank": search.MOST_STAGES_PER_RANK,
@@ -88,6 +111,14 @@ def numbers() -> dict:
                 "tree_bandwidth": messages.TREE_BANDWIDTH,
             },
             "recompute": PLANNED_RECOMPUTE,
+            "optimizers": OPTIMIZERS,
+            "no_seconds": NO_SECONDS,
+            "not_modelled": list(NOT_MODELLED),
+            "bases": BASES,
+            "adapter_recipe": asdict(ADAPTER_RECIPE),
+            "headroom": margin.HEADROOM,
+            "ran_at_fill": [(start, *of) for start, of in sorted(margin.RAN_AT_FILL.items())],
+            "compared": {name: asdict(recipe) for name, recipe in margin.compared_recipes().items()},
         },
         "foreign": {
             "config": FOREIGN["config"],
@@ -95,7 +126,7 @@ def numbers() -> dict:
             "fields": {one.name: None if one.default is MISSING else one.default for one in fields(ModelShape)},
             "off": OFF,
             "usual_tokens": USUAL_TOKENS,
-            "not_modelled": NOT_MODELLED,
+            "not_modelled": NOT_MODELLED | NOT_IN_A_NAME,
         },
     }
 
@@ -106,26 +137,27 @@ def html() -> str:
 
 
 def trust() -> str:
-    """Errors of a step by stack and GPU, and by when the constants were chosen: those of all published runs.
+    """Errors on published runs that calibrated nothing, by stack and GPU; and the runs that calibrated a constant.
 
-    Rows with something that is not modelled, such as FP8, count in neither.
+    The numbers are those that stand behind ± in an answer.
     """
-    found = [predict(row) for path in (RUNS, LATER) for row in read_rows(path)]
-    by = rows_json([one for one in found if not one.without])
-    groups = (by["stacks"].items(), [(CHOSEN[name], of) for name, of in by["evidence"].items() if name in CHOSEN])
-    lines = [
-        f'<tr><th scope="row">{name}</th><td>{of["runs"]}</td><td>{of["configurations"]}</td>'
-        f"<td>{of['median']:.1%}</td><td>{of['worst']:.1%}</td></tr>"
-        for name, of in chain(*groups)
-    ]
-    return table("trust", ("stack, GPU", "runs", "configurations", "median error", "worst"), lines)
+    lines = []
+    for name, of in read_evidence().items():
+        for quantity, words in QUANTITIES.items():
+            if missed := of.get(quantity):
+                counts = str(missed["runs"]), str(missed["configurations"]), str(missed["in_view"])
+                errors = ["" if missed[kind] is None else percent(missed[kind]) for kind in ("median", "worst")]
+                cells = words, *counts, *errors, ", ".join(missed["calibrating"])
+                lines.append(f'<tr><th scope="row">{name}</th>{"".join(f"<td>{cell}</td>" for cell in cells)}</tr>')
+    heads = "stack, GPU", "of", "runs", "layouts", "in view", "median error", "worst", "calibrated on, not counted"
+    return table("trust", heads, lines)
 
 
 class Trust(Directive):
     """`{planner_trust}`."""
 
     def run(self) -> list[nodes.Node]:
-        for path in (RUNS, LATER, *ROOT.glob("lib/planner/*.py"), *ROOT.glob("book/published/*.py")):
+        for path in (EVIDENCE, *STEPS):
             self.state.document.settings.env.note_dependency(str(path))
         return [nodes.raw("", trust(), format="html")]
 

@@ -38,6 +38,8 @@ def flags_text(asked: Asked, training: Training, planned: Planned) -> str:
             without = layout._replace(**{field: (Layout4D._field_defaults | {"zero": 0})[field]})
         elif field in FOREIGN["explain"]["keeps"]:
             other = _with_usual_bytes(asked, training, field)
+        elif field == "fp8":
+            other = replace(training, stack=replace(training.stack, fp8_speedup=1.0))
         elif value:
             other = replace(training, stack=replace(training.stack, **{field: False}))
         if (without, other.stack) != (layout, training.stack):

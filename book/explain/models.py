@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -19,10 +19,13 @@ from book.explain.values import Asked, enter, left_over, refuse_keys
 from lib.cost.sizes import ModelShape
 
 
-def read_config(path: str | Path, tokens: int | None = None) -> tuple[ModelShape, list[str]]:
+def read_config(path: str | Path, tokens: int | None = None, read: Callable | None = None) -> tuple[Any, list[str]]:
     """The model of a `config.json`, and notes on its keys.
 
     A config has only the maximum of `tokens` in a sequence; the default is 8,192, or the maximum if that is less.
+
+    Args:
+        read: of config and tokens; by default `shape_of`.
 
     Raises:
         ValueError: not a JSON object; not a model whose size is known; a size that is missing or not a number.
@@ -31,7 +34,7 @@ def read_config(path: str | Path, tokens: int | None = None) -> tuple[ModelShape
     try:
         config = json.loads(text)
         if isinstance(config, dict):
-            return shape_of(config, tokens)
+            return (read or shape_of)(config, tokens)
     except ValueError as error:
         raise ValueError(f"{path}{' is not JSON' * isinstance(error, json.JSONDecodeError)}: {error}") from None
     raise ValueError(f"{path} must be a JSON object, as Hugging Face writes it, not a {type(config).__name__}")

@@ -13,12 +13,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from lib.planner.fp8 import CALIBRATED_IN_8_BIT
 from lib.planner.report import table
 from lib.planner.seconds import Seconds, step_s
 from lib.planner.training import CALIBRATED, stack_of, training_of
 
 PUBLISHERS = {"sc21": "Narayanan", "korthikanti": "Korthikanti", "llama3": "Llama 3", "nemo": "DGX Cloud"}
 PUBLISHERS |= {"mosaic": "MosaicML", "titan": "torchtitan", "ibm": "IBM", "aa": "Aleph Alpha", "zb": "Qi"}
+PUBLISHERS |= {"kempner": "Kempner", "bridge": "Megatron-Bridge"}
 NEEDED = "hidden layers heads vocab seq global_batch gpus gpu tp pp dp microbatch step_s".split()
 
 
@@ -34,7 +36,6 @@ class Prediction:
     stack: str = ""  # the planner's, and the GPU
     evidence: str = "in view"  # when the constants were chosen; or `calibrated`, `later`, `kept back`
     configuration: tuple = ()  # what a copy on more GPUs with as many more sequences has in common
-    without: str = ""  # what the run has and the planner does not model
 
     @property
     def error(self) -> float:
@@ -43,20 +44,35 @@ class Prediction:
 
 
 def read_rows(path: str | Path) -> list[dict]:
-    """The rows of a JSON file.
+    """The rows of a JSON file: a list, or an object whose `rows` share its remaining values.
+
+    A row has seconds of a step, or tokens per second and GPU, of which they follow.
 
     Raises:
-        ValueError: not a list of rows, or a row that lacks a value for the prediction.
+        ValueError: no rows; or a row that lacks a value for the prediction, or whose batch and microbatches disagree.
     """
     try:
         rows = json.loads(Path(path).read_text(encoding="utf-8"))
     except json.JSONDecodeError as error:
         raise ValueError(f"{path} is not JSON: {error}") from None
+    shared = {}
+    if isinstance(rows, dict):
+        shared = {name: value for name, value in rows.items() if name != "rows"}
+        rows = rows.get("rows")
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise ValueError(f"{path} must be a list of runs, each an object as in book/published/runs.json")
+    rows = [shared | row for row in rows]
     for number, row in enumerate(rows):
+        named = f"run {row.get('id', number)} of {path}"
+        if "tokens_per_s_per_gpu" in row and not {"seq", "global_batch", "gpus"} - row.keys():
+            tokens = row["seq"] * row["global_batch"]
+            row.setdefault("step_s", tokens / row["gpus"] / row["tokens_per_s_per_gpu"])
         if missing := [name for name in NEEDED if name not in row]:
-            raise ValueError(f"run {row.get('id', number)} of {path} lacks {', '.join(missing)}")
+            raise ValueError(f"{named} lacks {', '.join(missing)}")
+        at_once = row["dp"] * row["microbatch"]
+        if "accumulation" in row and row["global_batch"] != row["accumulation"] * at_once:
+            given = f"{row['accumulation']} times {at_once} sequences"
+            raise ValueError(f"{named} has a batch of {row['global_batch']}, and {given}")
     return rows
 
 
@@ -66,9 +82,11 @@ def predict(row: Mapping) -> Prediction:
     seconds, stack = step_s(training, layout), row.get("stack", "")
     tflops = training.utilisation(seconds.total) * training.cluster.device.peak_flops / 1e12
     group = row.get("group") or f"{PUBLISHERS.get(stack, stack)} {row['gpu']}".strip()
-    evidence = "calibrated" if row.get("id") in CALIBRATED.values() else row.get("evidence", "in view")
+    calibrated = {*CALIBRATED.values(), *CALIBRATED_IN_8_BIT.values()}
+    evidence = "calibrated" if row.get("id") in calibrated else row.get("evidence", "in view")
     same = training.model, *layout._replace(dp=0, replicas=0), layout.microbatches(row["global_batch"])
-    more = f"{stack_of(row)}, {row['gpu']}", evidence, (group, stack_of(row), *same), "FP8" if row.get("fp8") else ""
+    on = f"{stack_of(row)}, {row['gpu']}" + ", FP8" * bool(row.get("fp8"))
+    more = on, evidence, (group, stack_of(row), bool(row.get("fp8")), *same)
     return Prediction(row.get("id", ""), group, seconds, row["step_s"], tflops, *more)
 
 
@@ -91,7 +109,7 @@ def medians(errors: Iterable[tuple[str, float]]) -> dict[str, tuple[int, float, 
 
 def rows_json(predictions: list[Prediction]) -> dict:
     """Runs and medians as plain data; an error of 0.05 is 5 % too many seconds."""
-    names, once = "id group measured_s tflops error evidence without".split(), distinct(predictions)
+    names, once = "id group measured_s tflops error evidence".split(), distinct(predictions)
     runs = [{name: getattr(one, name) for name in names} | {"kinds": one.seconds._asdict()} for one in predictions]
     said: dict = {"runs": [run | {"seconds": sum(run["kinds"].values())} for run in runs]}
     for kind, field in {"medians": "group", "stacks": "stack", "evidence": "evidence"}.items():
@@ -110,7 +128,6 @@ def rows_text(predictions: list[Prediction]) -> str:
     for one in plain["runs"]:
         kind = max(one["kinds"], key=one["kinds"].get)
         mostly = f"{one['kinds'][kind] / one['seconds']:.0%} {kind}"
-        mostly += f"; {one['without']} is not modelled" if one["without"] else ""
         times = f"{one['measured_s']:.3f}", f"{one['seconds']:.3f}", f"{one['error']:+.1%}", f"{one['tflops']:.0f}"
         rows.append([one["id"], *times, one["evidence"], mostly])
     tables = [table(rows)]

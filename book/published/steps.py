@@ -28,14 +28,29 @@ def matmul_share_of(training: Training, layout: Layout4D, measured_s: float) -> 
     Raises:
         ValueError: no fraction between 0.1 and 1: the error has a different cause.
     """
+    return _constant_of(training, layout, measured_s, "matmul_share", 0.1, 1.0)
 
-    def too_slow(share: float) -> bool:
-        stack = replace(training.stack, matmul_share=share)
+
+def fp8_speedup_of(row: Mapping) -> float:
+    """How many times as fast in FP8 the matmuls of blocks must be for an exact prediction of the row.
+
+    Raises:
+        ValueError: no number between 0.5 and 4: the error has a different cause.
+    """
+    return _constant_of(*training_of(row), row["step_s"], "fp8_speedup", 0.5, 4.0)
+
+
+def _constant_of(
+    training: Training, layout: Layout4D, measured_s: float, name: str, low: float, high: float
+) -> float:
+    """The value of a constant of the stack, between two, with which the prediction of a step is the measured time."""
+
+    def too_slow(value: float) -> bool:
+        stack = replace(training.stack, **{name: value})
         return step_s(replace(training, stack=stack), layout).total > measured_s
 
-    low, high = 0.1, 1.0
     if too_slow(high) or not too_slow(low):
-        raise ValueError(f"no matmul_share between {low} and {high} explains {measured_s} s of this layout")
+        raise ValueError(f"no {name} between {low} and {high} explains {measured_s} s of this layout")
     for _ in range(40):
         middle = (low + high) / 2
         low, high = (middle, high) if too_slow(middle) else (low, middle)

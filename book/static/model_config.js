@@ -149,5 +149,5 @@ const modelConfig = (tables, presets) => {
     if (!found) throw new Error(`model '${name.trim()}' is not a preset: paste its config.json`);
     return found;
   };
-  return { read, shortened, known };
+  return { read, shortened, known, parsed, text, written };
 };

@@ -6,12 +6,16 @@
 
 const planner = (training, limits) => {
   const sizes = plannerSizes(training, limits);
-  const { model, recipe, gpus, perNode, batch, layers, heads, s, blockParameters, parameters, sum } = sizes;
+  const { model, recipe, offload, noSeconds, gpus, perNode, batch, layers, heads, s, blockParameters } = sizes;
+  const { parameters, sum } = sizes;
   const { stepAndWaits, answers } = plannerSeconds(sizes), { memory, room } = plannerMemory(sizes);
+  const { verdict, verdictText, ranText } = plannerMargin(sizes, room);
   const { axes, refusal, layoutsOf, allLayouts, layoutText, upTo, powers, divisors } = plannerLayouts(sizes);
 
   const planned = (layout) => {
-    const [time, waits] = stepAndWaits(layout), held = memory(layout);
+    const held = memory(layout);
+    if (noSeconds) return { layout, seconds: {}, waits: {}, memory: held, stepS: NaN, bytes: sum(held) };
+    const [time, waits] = stepAndWaits(layout);
     return { layout, seconds: time, waits, memory: held, stepS: sum(time), bytes: sum(held) };
   };
   // What each axis sends in a step, where, and how long, as the command prints it.
@@ -28,20 +32,32 @@ const planner = (training, limits) => {
       return { axis, what, where, Bps, ...messages, hidden_s, exposed_s: messages.seconds - hidden_s };
     });
   };
-  // The fastest layouts that fit, and the smallest of all. Recomputation and a loss in pieces only where necessary.
-  const best = ({ most = 3, ...choices } = {}) => {
-    const enough = new Set();
+  // The fastest layouts that fit, tight ones last, and the smallest of all. Recomputation and a loss in pieces only
+  // where necessary.
+  const best = ({ most = 3, headroom = limits.headroom, ...choices } = {}) => {
+    const enough = new Set(), easy = (1 - headroom) * room;
     const all = allLayouts(choices).flatMap((layout) => {
       const { tp, cp, pp, rows, stages_per_rank: v, zero, schedule, replicas, recompute, loss_chunks: chunks } = layout;
       const plain = [tp, cp, pp, rows, v, zero, schedule, replicas].join();
       if ((recompute !== "none" || chunks > 1) && enough.has(plain)) return [];
       const one = planned(layout);
-      if (recompute === "none" && one.bytes <= room) enough.add(plain);
+      if (recompute === "none" && one.bytes <= easy) enough.add(plain);
       return [one];
     });
-    const fitting = all.filter((one) => one.bytes <= room).sort((a, b) => a.stepS - b.stepS || a.bytes - b.bytes);
+    const fitting = all.filter((one) => one.bytes <= room).sort((a, b) =>
+      (a.bytes > easy) - (b.bytes > easy) || a.stepS - b.stepS || a.bytes - b.bytes);
     const smallest = all.reduce((a, b) => (a && a.bytes <= b.bytes ? a : b), null);
     return { found: fitting.slice(0, most), smallest };
+  };
+  // Without seconds: those that fit, tight ones last, then the least split and the least sharded first.
+  const leastSplit = ({ most = 3, headroom = limits.headroom, ...choices } = {}) => {
+    const all = allLayouts(choices).filter(({ zero }) => offload !== "parameters" || zero === 3).map(planned);
+    const order = ({ layout: one, bytes }) => [bytes > (1 - headroom) * room, one.tp * one.cp * one.pp, one.loss_chunks,
+      limits.recompute.indexOf(one.recompute), one.zero, -one.rows, bytes].map(Number);
+    const fitting = all.filter((one) => one.bytes <= room).map((one) => [one, order(one)]);
+    fitting.sort(([, a], [, b]) => a.map((x, i) => x - b[i]).find((x) => x) ?? 0);
+    const smallest = all.reduce((a, b) => (a && a.bytes <= b.bytes ? a : b), null);
+    return { found: fitting.slice(0, most).map(([one]) => one), smallest };
   };
   const someFits = (choices) => {
     for (const layout of layoutsOf(choices)) if (sum(memory(layout)) <= room) return true;
@@ -88,7 +104,7 @@ const planner = (training, limits) => {
     return { fraction: other.stepS / one.stepS - 1, kind, extraS };
   };
   return {
-    parameters, planned, sends, answers, room, refusal, allLayouts, someFits, best, nothing, layoutText, whySlower,
-    axes,
+    parameters, memory, verdict, verdictText, ranText, leastSplit, noSeconds, planned, sends, answers, room, refusal,
+    allLayouts, someFits, best, nothing, layoutText, whySlower, axes,
   };
 };

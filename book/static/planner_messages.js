@@ -6,7 +6,11 @@
 const plannerMessages = ({ limits, device, stack, perNode, cached }) => {
   const { begin_s: begin, link_step_s: linkStep, network_step_s: networkStep } = limits.messages;
   const { tree_begin_s: treeBegin, tree_link_s: treeLink, tree_network_s: treeNetwork } = limits.messages;
-  const link = device.link_Bps * stack.link_share;
+  // Of a GPU to a group in its node; cards with a link to each peer use those to the group.
+  const linkAmong = (ranks) => {
+    const part = device.peers && ranks > 1 ? Math.min(ranks - 1, device.peers) / device.peers : 1;
+    return device.link_Bps * part * stack.link_share;
+  };
 
   const NONE = { bytes: 0, seconds: 0, latency_s: 0 };
   const times = (one, n) => ({ bytes: n * one.bytes, seconds: n * one.seconds, latency_s: n * one.latency_s });
@@ -26,8 +30,8 @@ const plannerMessages = ({ limits, device, stack, perNode, cached }) => {
   });
 
   const bandwidth = (ranks, stride) => {
+    const onNode = Math.max(1, Math.min(ranks, Math.floor(perNode / stride))), link = linkAmong(onNode);
     if (ranks * stride <= perNode) return link;
-    const onNode = Math.max(1, Math.min(ranks, Math.floor(perNode / stride)));
     return Math.min(link, onNode * device.network_Bps * stack.network_share);
   };
   // Latency of a ring that each rank passes once, and of a tree up and down; the bandwidth of both.
@@ -60,7 +64,7 @@ const plannerMessages = ({ limits, device, stack, perNode, cached }) => {
     if (ranks === 1) return [NONE, 0];
     const over = (latency, speed) => ({ bytes: payload, seconds: latency + payload / speed, latency_s: latency });
     const out = Math.ceil(ranks / Math.max(1, Math.floor(perNode / stride))) - 1; // hops that leave a node
-    const near = over(linkStep, link);
+    const link = linkAmong(2), near = over(linkStep, link);
     if (!out) return [near, (ranks - 1) * near.seconds];
     const far = over(networkStep, Math.min(link, device.network_Bps * stack.message_share));
     return [far, out * far.seconds + (ranks - 1 - out) * near.seconds];

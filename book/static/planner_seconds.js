@@ -3,7 +3,7 @@
 const plannerSeconds = (of) => {
   const {
     limits, model, device, stack, recipe, gpus, perNode, batch, h, layers, vocab, s, ffn, queries, kv, blockWeights,
-    blockParameters, endParameters, cached, stageLayers, keptOnce, weightsAgain,
+    blockParameters, endParameters, cached, stageLayers, keepsWholeGradients, keptOnce, weightsAgain,
   } = of;
   const { NONE, times, plus, waits, hide, allGather, allReduce, betweenStages } = plannerMessages(of);
   const memoryBps = stack.memory_share * device.memory_Bps;
@@ -42,7 +42,7 @@ const plannerSeconds = (of) => {
     const full = recompute === "full", fused = stack.fused_attention, tokens = (rows * s) / cp;
     const early = stack.stops_early && ["full", "mlp"].includes(recompute) ? h * ffn : 0;
     const again = weightsAgain(recompute) - early;
-    const matmuls = matmulS(((6 * blockWeights + 2 * again) * tokens) / tp, tokens, h / tp);
+    const matmuls = matmulS(((6 * blockWeights + 2 * again) * tokens) / tp, tokens, h / tp) / stack.fp8_speedup;
     const scores = ((4 * tokens * s * queries) / tp) * (fused ? 0.5 : 1);
     const passes = (fused ? 3.5 : 3) + (full || (recompute === "selective" && !fused) ? 1 : 0);
     const reached = device.peak_flops * (fused ? stack.attention_share : stack.matmul_share);
@@ -86,7 +86,9 @@ const plannerSeconds = (of) => {
       const units = most + 1, share = stack.exposed_zero3, bytes = stack.reduced_bytes, once = gather(2, units);
       const summed = plus(gather(bytes, units), overCopies(bytes, units));
       const forward = hide(once, forwardS, share), backward = hide(plus(once, summed), backwardS, share);
-      return waits.plus(waits.times(forward, m), waits.times(backward, m));
+      if (!keepsWholeGradients(layout)) return waits.plus(waits.times(forward, m), waits.times(backward, m));
+      const before = waits.times(hide(once, backwardS, share), m - 1); // the last microbatch alone reduces
+      return waits.plus(waits.plus(waits.times(forward, m), before), backward);
     }
     const beside = (computationS) => (stack.overlaps_dp ? computationS : 0);
     if (!zero) {
@@ -95,7 +97,7 @@ const plannerSeconds = (of) => {
     }
     const calls = Math.max(1, mine / Math.max(limits.bucket, limits.bucket_of_a_rank * shards));
     const reduction = plus(gather(recipe.gradient_bytes, calls), overCopies(recipe.gradient_bytes, calls));
-    const reduce = waits.times(hide(reduction, beside(backwardS)), zero === 2 ? m : 1);
+    const reduce = waits.times(hide(reduction, beside(backwardS)), zero === 2 && !keepsWholeGradients(layout) ? m : 1);
     return waits.plus(reduce, hide(gather(recipe.weight_bytes, calls), beside(forwardS)));
   };
 

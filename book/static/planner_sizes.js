@@ -5,11 +5,22 @@
 const many = new Intl.NumberFormat("en").format; // 16,384
 const oneOf = (ns) => new Intl.ListFormat("en-GB", { type: "disjunction" }).format(ns.map(String)); // 1, 2 or 4
 
+// A recipe with the states of an optimizer.
+const recipeOf = (recipe, [blocks, embedding, head]) => ({
+  ...recipe,
+  state_bytes: blocks,
+  ...(blocks === embedding && blocks === head
+    ? { embedding_state_bytes: null, head_state_bytes: null }
+    : { embedding_state_bytes: embedding, head_state_bytes: head }),
+});
+
 const plannerSizes = (training, limits) => {
   const { model, device, stack, gpus, per_node: perNode, global_batch: batch } = training;
   const { d_model: h, num_layers: layers, num_heads: heads, vocab_size: vocab, context: s, d_mlp: ffn, gated } = model;
   const { num_kv_heads: keyHeads, head_dim: headDim, biases, dropout_masks: masks } = model;
-  const { recipe } = stack;
+  const { recipe } = stack, { adapters = null, offload = "", optimizer = "adam" } = training;
+  const noSeconds = Object.entries({ adapters, offload, muon: optimizer === "muon" }).filter(([, holds]) => holds)
+    .map(([name]) => `seconds are not modelled: ${limits.no_seconds[name]}`).join("; ");
   const queries = headDim * heads, kv = headDim * keyHeads;
   const blockWeights = h * (2 * queries + 2 * kv + (gated ? 3 : 2) * ffn);
   const ofQkv = queries + 2 * kv;
@@ -40,6 +51,9 @@ const plannerSizes = (training, limits) => {
     const most = Math.floor((layers + 2) / pp);
     return [most, most - (schedule === "zb-v" ? 2 : 1)];
   };
+  // Until the last microbatch of a step, instead of the shards.
+  const keepsWholeGradients = ({ cp, dp, rows, zero, replicas }) =>
+    zero >= 2 && Math.floor((dp * cp) / replicas) > 1 && stack.whole_gradient_bytes > 0 && batch / (dp * rows) > 1;
   // Of a microbatch and block: outside of the parallel layers, inside, of the heads of a rank.
   const keptOnce = ({ tp, cp, rows, sequence_parallel: slices }, recompute) => {
     const whole = 8 * h + (masks ? 2 * h : 0);
@@ -63,8 +77,9 @@ const plannerSizes = (training, limits) => {
     ({ none: 0, selective: 0, mlp: (gated ? 3 : 2) * h * ffn, ops: h * (kv + queries + ffn), full: blockWeights })[
       recompute];
   return {
-    limits, model, device, stack, recipe, gpus, perNode, batch, h, layers, heads, vocab, s, ffn, keyHeads, queries,
-    kv, blockWeights, blockParameters, endParameters, parameters, sum, cached, hasEvenStages, stageLayers, keptOnce,
-    keptBytes, weightsAgain,
+    training, limits, model, device, stack, recipe, adapters, offload, optimizer, gpus, perNode, batch, noSeconds,
+    h, layers, heads, vocab, s, ffn, gated, keyHeads, headDim, queries, kv, blockWeights, blockParameters,
+    endParameters, parameters, sum, cached, hasEvenStages, stageLayers, keepsWholeGradients, keptOnce, keptBytes,
+    weightsAgain,
   };
 };

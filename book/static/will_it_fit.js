@@ -5,15 +5,19 @@
   const box = document.getElementById("planner");
   const numbers = JSON.parse(box.querySelector("script").textContent);
   const config = modelConfig(numbers.foreign, Object.keys(numbers.models));
+  const experts = withExperts(numbers.experts, config);
 
   // ---- Controls: name in the address → its words, and its values or what it reads ----
   const doubled = (from, to) => (from > to ? [] : [from, ...doubled(2 * from, to)]);
   const gb = (bytes, digits = 1) => `${(bytes / 1e9).toFixed(digits)} GB`;
   const ofPresets = ([name, { memory_bytes: memory }]) => [name, `${name.toUpperCase()} ${gb(memory, 0)}`];
   const MENUS = {
-    model: ["Model", [...Object.keys(numbers.models), ["config", "a config.json…"]]],
+    model: ["Model", [...Object.keys(numbers.models), ...Object.keys(numbers.experts.models), ["config", "a config.json…"]]],
     gpu: ["GPU", [...Object.entries(numbers.gpus).map(ofPresets), ["other", "another card…"]]],
     stack: ["Stack", Object.keys(numbers.stacks)],
+    trained: ["Trained", [["all", "all parameters"], ["16bit", "LoRA, base in 16 bit"], ["4bit", "LoRA, base in 4 bit"]]],
+    optimizer: ["Optimizer", Object.keys(numbers.limits.optimizers)],
+    offload: ["Offload", [["none", "nothing"], "optimizer", ["parameters", "all of ZeRO-3"]]],
   };
   // A text as a number, or NaN; thousands may have commas.
   const number = (text) => {
@@ -35,6 +39,7 @@
     gpus: ["GPUs", ...count(2 ** 20, 64)],
     batch: ["Batch, sequences", ...count(2 ** 24, 1024)],
     seq: ["Sequence, tokens", ...count(2 ** 24, 4096)],
+    rank: ["Rank of LoRA", ...count(2 ** 16, 16)],
   };
   const CARD = { // as in lib.planner's command; the field of Device, and how much one is
     peak: ["Peak, TFLOP/s, 16 bit", ...figure(1e12, 989), "peak_flops", 1e12],
@@ -62,12 +67,14 @@
     recompute: ["Recompute", numbers.limits.recompute],
     every: ["… one block in", [1, 2, 3, 4]],
     loss: ["Loss in pieces", doubled(1, 16)],
+    whole: ["Gradients kept whole", [["stack", "as in the stack"], [0, "no"], [2, "16 bit"], [4, "32 bit"]]],
     search: ["Compared with", [["usual", "usual layouts"], ["all", "all"]]],
   };
   const START = { // 64 GPUs have 5,120 GB together, and this does not fit
     model: "llama-70b", gpu: "h100", gpus: 64, seq: 4096, batch: 1024, stack: "megatron", tokens: "", price: "",
-    tp: 8, cp: 1, pp: 1, v: 1, schedule: "1f1b", b: 4, zero: 1, sp: 1, recompute: "none", every: 1, loss: 1, search: "usual",
-    config: "",
+    trained: "all", optimizer: "adam", offload: "none", rank: 16,
+    tp: 8, cp: 1, pp: 1, v: 1, schedule: "1f1b", b: 4, zero: 1, sp: 1, recompute: "none", every: 1, loss: 1,
+    whole: "stack", search: "usual", config: "",
   };
   const KINDS = { // a kind of lib/planner: its words, its colour
     parameters: ["parameters", "param"],
@@ -75,7 +82,7 @@
     optimizer: ["optimizer", "opt"],
     activations: ["activations", "activation"],
     logits: ["logits", "activation"],
-    gathered: ["gathered block", "param"],
+    gathered: ["gathered unit", "param"],
     matmuls: ["matmuls", "forward"],
     attention: ["attention", "forward"],
     memory: ["memory traffic", "forward"],
@@ -118,10 +125,10 @@
     <div class="out"><div class="now"><p class="verdict" aria-live="polite"></p>
       <div class="bars"><figure></figure><figure></figure></div></div>
     <div class="more">
-      <div class="kinds"><ul></ul><ul></ul></div>
+      <div class="kinds"><ul></ul><ul></ul></div><div class="experts" hidden></div>
       <p class="answers"></p><div class="best"></div><div class="messages"></div>
-      <p class="end"><button type="button" class="copy">Copy link</button> Not modelled: ${
-        Object.keys(numbers.foreign.not_modelled).join(", ")}.</p>
+      <p class="end"><button type="button" class="copy">Copy link</button> <span>Not modelled: ${
+        numbers.limits.not_modelled.join(", ")}.</span></p>
     </div></div>
     <svg height="0" aria-hidden="true"><pattern id="hatched" width="6" height="6" patternTransform="rotate(45)"
       patternUnits="userSpaceOnUse"><path d="M0 0V6"/></pattern></svg>`;
@@ -167,7 +174,7 @@
   };
   // The training and the notes on its model, or the first of the sentences that stand beside wrong fields.
   const asked = (at) => {
-    let first = "", model = numbers.models[at.model], notes = [];
+    let first = "", model = numbers.models[at.model], notes = [], mixture = null;
     const given = {};
     for (const [name, [words, read, sentence]] of Object.entries(FIELDS)) {
       given[name] = read(at[name]);
@@ -175,10 +182,12 @@
       if (Number.isNaN(given[name])) first ||= `${words}: ${sentence}`;
     }
     refuse("config", "");
-    if (at.model === "config")
+    if (!model)
       try {
-        if (at.config === "") throw new Error("Paste a config.json, or pick its file.");
-        if (!/^[{["]/.test(at.config)) model = numbers.models[config.known(at.config)];
+        if (at.config === "" && at.model === "config") throw new Error("Paste a config.json, or pick its file.");
+        mixture = experts.read(at.model === "config" ? at.config : at.model, given.seq || 1);
+        if (mixture) ({ shape: { base: model }, notes } = mixture);
+        else if (!/^[{["]/.test(at.config)) model = numbers.models[config.known(at.config)];
         else ({ model, notes } = config.read(at.config, given.seq || 1));
       } catch ({ message }) {
         refuse("config", message);
@@ -186,17 +195,28 @@
       }
     if (first) return { first };
     const device = { ...numbers.gpus[at.gpu] }, of = numbers.stacks[at.stack];
+    const usual = of[at.gpu] ?? of.h100; // as lib.planner does for a GPU without calibration
     for (const [name, [, , , key]] of Object.entries(CARD)) device[key] = given[name];
     const training = {
       model: { ...model, context: given.seq },
       device,
-      stack: of[at.gpu] ?? of.h100, // as lib.planner does for a GPU without calibration
+      ...trainedOf(at, given.rank),
+      stack: {
+        ...usual,
+        ...(at.whole !== "stack" && { whole_gradient_bytes: Number(at.whole) }),
+        ...(at.optimizer !== "adam" && { recipe: recipeOf(usual.recipe, numbers.limits.optimizers[at.optimizer]) }),
+      },
       gpus: given.gpus,
       per_node: given["per-node"],
       global_batch: given.batch,
     };
-    return { training, notes, tokens: given.tokens, price: given.price };
+    return { training, notes, mixture, tokens: given.tokens, price: given.price };
   };
+  const trainedOf = ({ trained, optimizer, offload }, rank) => ({
+    adapters: trained === "all" ? null : { rank, base: trained, base_bytes: numbers.limits.bases[trained] },
+    offload: offload === "none" ? "" : offload,
+    optimizer,
+  });
   const layoutOf = (at, { gpus, per_node: perNode }) => {
     const [tp, cp, pp, rows, v, every, loss] = [at.tp, at.cp, at.pp, at.b, at.v, at.every, at.loss].map(Number);
     const dp = gpus / (tp * cp * pp), hybrid = at.zero === "hsdp";
@@ -255,7 +275,8 @@
   };
 
   const say = (word, html) => {
-    const words = `<strong class="${word === "It fits." ? "ok" : "bad"}">${word}</strong> <span>${html}</span>`;
+    const ink = { "It fits.": "ok", "It is tight.": "tight" }[word] ?? "bad";
+    const words = `<strong class="${ink}">${word}</strong> <span>${html}</span>`;
     if (part(".verdict").innerHTML !== words) part(".verdict").innerHTML = words; // else it would be read out again
   };
   const escaped = (text) => new Option(text).innerHTML;
@@ -265,47 +286,78 @@
     const open = { zeroBubble: true, hybrid: true, ways: numbers.limits.recompute, everies: [1, 2], pieces: [1, 8] };
     const key = JSON.stringify([training, isWide]);
     if (searched.key === key) return searched;
-    searched = { key, isWide, ...of.best(isWide ? open : {}) };
-    if (!isWide && !searched.found.length) searched = { key, isWide: true, ...of.best(open) };
+    const best = of.noSeconds ? of.leastSplit : of.best;
+    searched = { key, isWide, ...best(isWide ? open : {}) };
+    if (!isWide && !searched.found.length) searched = { key, isWide: true, ...best(open) };
     if (!searched.found.length) searched.nothing = of.nothing(open, searched.smallest);
     return searched;
   };
 
+  // A model with experts has memory and no seconds: a table instead of bars and the fastest layouts.
+  const showExperts = (at, shape, training) => {
+    for (const name of [".bars", ".ranks", ".kinds", ".messages", ".answers"]) part(name).hidden = true;
+    box.querySelectorAll(".chips input").forEach((input) => { input.title = ""; });
+    try {
+      const { word, sentence, html } = experts.answer(shape, training, at);
+      part(".experts").innerHTML = html;
+      say(word, sentence);
+    } catch ({ message }) {
+      part(".experts").innerHTML = "";
+      say("Impossible.", escaped(message));
+    }
+  };
   const show = () => {
-    const at = state(), { first, training, notes, tokens, price } = asked(at);
+    const at = state(), { first, training, notes, mixture, tokens, price } = asked(at);
     part(".config").hidden = at.model !== "config";
     if (at.gpu === "other") part(".card").open = true;
     for (const name of [".bars", ".more", ".ranks"]) part(name).hidden = Boolean(first);
     part(".config details").hidden = !notes?.length;
+    part(".experts").hidden = !mixture;
+    for (const name of [".best", ".end span"]) part(name).hidden = Boolean(mixture);
     if (first) return say("No answer.", escaped(first));
     part(".config summary").textContent = `${notes.length} notes: which key gave which size, and what is not counted`;
     part(".config ul").innerHTML = notes
       .map((note) => `<li>${escaped(note.replace(": --seq;", ": from the form;"))}</li>`).join("");
 
+    if (mixture) return showExperts(at, mixture.shape, training);
     const of = planner(training, numbers.limits);
     for (const [name, possible] of Object.entries({ ...of.axes, v: of.axes.v(at.pp) })) offer(name, possible);
-    const layout = layoutOf(at, training), own = of.planned(layout), refusal = of.refusal(layout);
+    const layout = layoutOf(at, training), own = of.planned(layout), refusal = of.refusal(layout) ?? (
+      training.offload === "parameters" && layout.zero !== 3
+        ? "Offloaded parameters are shards of ZeRO-3: choose ZeRO stage 3, or offload the optimizer." : null);
     const { tp, cp, pp, dp, zero, recompute, schedule, every, replicas, loss_chunks: chunks } = layout;
     const isWide = at.search === "all" || schedule !== "1f1b" || !["none", "full"].includes(recompute) || chunks > 1 || replicas > 1
       || (every > 1 && recompute === "full") || (zero === 3 && tp > 1);
     const best = search(of, training, isWide), { found, smallest } = best;
     const gpu = at.gpu === "other" ? "GPU" : at.gpu.toUpperCase(), spare = of.room - own.bytes;
-    for (const name of Object.keys(CHIPS).filter((one) => one !== "search"))
+    for (const name of Object.keys(CHIPS).filter((one) => !["search", "whole"].includes(one)))
       for (const input of field(`${name}-chips`).querySelectorAll("input")) // what a press on it would say; the style
         input.title = of.refusal(layoutOf({ ...at, [name]: input.value }, training)) ?? ""; // sheet marks those with it
     part(".ranks").textContent = `${many(Number((of.parameters / 1e9).toPrecision(4)))} billion parameters. dp: ${
       many(training.gpus)} GPUs ÷ ${tp * cp * pp} = ${many(dp)}. A step has ${
       many(training.global_batch * training.model.context)} tokens.`;
 
-    const size = `Peak memory is ${gb(own.bytes)} per GPU, ${gb(Math.abs(spare))} ${
-      spare < 0 ? "more" : "less"} than the ${gpu} has.`;
-    const time = `${sec(own.stepS)} at ${percent(of.answers(own).mfu)} MFU`;
-    const rest = found[0]?.stepS < own.stepS ? `, ${slower(of, found[0], own)}` : ", the fastest that fits";
+    const name = at.whole === "stack" ? at.stack : "";
+    const [, rests] = / of (.*)/.exec(of.verdictText(layout, name)); // memory, bytes per parameter, what turns it
+    const ran = of.ranText(own.bytes).replace("of", "Of");
+    const size = `Peak memory is ${gb(own.bytes)} per GPU, of ${rests}. <span class="ran">${ran}.</span>`;
+    const time = of.noSeconds ? "" : `${sec(own.stepS)} at ${percent(of.answers(own).mfu)} MFU`;
+    const stepOf = (words) => `<span>${of.noSeconds ? `${of.noSeconds}.` : words}</span>`;
+    const rest = found[0]?.stepS < own.stepS
+      ? `, ${slower(of, found[0], own)}`
+      : found[0]?.stepS > own.stepS
+        ? `, ${percent(found[0].stepS / own.stepS - 1)} faster than the fastest that is not tight`
+        : ", the fastest that fits";
     if (refusal) say("Impossible.", refusal);
-    else if (spare < 0) say("It does not fit.", `${size} <span>With enough memory a step would take ${time}.</span>`);
-    else say("It fits.", `${size} <span>A step takes ${time}${rest}.</span>`);
+    else if (spare < 0) say("It does not fit.", `${size} ${stepOf(`With enough memory a step would take ${time}.`)}`);
+    else {
+      const word = of.verdict(own.bytes) === "tight" ? "It is tight." : "It fits.";
+      say(word, `${size} ${stepOf(`A step takes ${time}${rest}.`)}`);
+    }
 
-    for (const name of [".bars", ".kinds", ".messages", ".answers"]) part(name).hidden = refusal !== null;
+    for (const name of [".bars", ".kinds", ".answers"]) part(name).hidden = refusal !== null;
+    for (const name of [".bars figure + figure", ".kinds ul + ul", ".messages", ".answers"])
+      part(name).hidden = refusal !== null || of.noSeconds !== "";
     if (!refusal) {
       const width = part("figure").clientWidth;
       const sizes = [...new Set(Object.values(numbers.gpus).map((one) => one.memory_bytes))].sort((a, b) => a - b);
@@ -315,20 +367,25 @@
       const marks = sizes.filter((x) => x < full && !near(x)).map((x) => [x, (x / 1e9).toFixed(0)]);
       draw(0, `Peak memory per GPU: ${gb(own.bytes)} of ${gb(of.room, 0)}`, own.memory, full,
         [...marks, [of.room, `${gpu} ${gb(of.room, 0)}`, true]], gb);
-      const fastest = found.slice(0, 1).map(({ stepS }) => [stepS, `fastest ${sec(stepS)}`, true]);
-      draw(1, `Time of a step: ${sec(own.stepS)}`, own.seconds, 1.02 * Math.max(own.stepS, found[0]?.stepS ?? 0),
-        fastest, (x) => `${sec(x)} (${((100 * x) / own.stepS).toFixed(0)}%)`);
-      part(".messages").innerHTML = messagesTable(of.sends(own));
-      part(".answers").innerHTML = answersText(of, own, tokens, price);
+      if (!of.noSeconds) {
+        const fastest = found.slice(0, 1).map(({ stepS }) => [stepS, `fastest ${sec(stepS)}`, true]);
+        draw(1, `Time of a step: ${sec(own.stepS)}`, own.seconds, 1.02 * Math.max(own.stepS, found[0]?.stepS ?? 0),
+          fastest, (x) => `${sec(x)} (${((100 * x) / own.stepS).toFixed(0)}%)`);
+        part(".messages").innerHTML = messagesTable(of.sends(own));
+        part(".answers").innerHTML = answersText(of, own, tokens, price);
+      }
     }
 
     const same = JSON.stringify(choicesOf(layout));
+    const taken = (one) => `${of.noSeconds ? "" : `${sec(one.stepS)}, `}${gb(one.bytes)}${
+      of.verdict(one.bytes) === "tight" ? ", tight" : ""}`;
     const button = (one, why) =>
       `<li><button type="button" aria-pressed="${JSON.stringify(choicesOf(one.layout)) === same}"><b>${
-        of.layoutText(one.layout)}</b>${sec(one.stepS)}, ${gb(one.bytes)}${why}</button></li>`;
+        of.layoutText(one.layout)}</b>${taken(one)}${why}</button></li>`;
     const [title, offered] = found.length
-      ? [`The fastest that fit${best.isWide ? ", of all layouts" : ""}`,
-        found.map((one, i) => button(one, i ? `<br>${slower(of, found[0], one)}` : ""))]
+      ? [`${of.noSeconds ? "Those that fit, the least split first" : "The fastest that fit"}${
+        best.isWide ? ", of all layouts" : ""}`,
+        found.map((one, i) => button(one, i && !of.noSeconds ? `<br>${slower(of, found[0], one)}` : ""))]
       : [`${best.nothing}.`, smallest ? [button(smallest, "")] : []];
     part(".best").innerHTML = `<p>${title}</p><ol>${offered.join("")}</ol>`;
     box.querySelectorAll(".best button").forEach((one, i) =>
@@ -346,7 +403,7 @@
     if (at.model !== "config") delete at.config;
     else if (at.config.startsWith("{"))
       try {
-        at.config = config.shortened(at.config);
+        at.config = experts.shortened(at.config);
       } catch {
         at.config = at.config.slice(0, 2000); // it is wrong, and goes as it is
       }
@@ -362,7 +419,7 @@
       ...Object.fromEntries(new URLSearchParams(location.search)),
       ...Object.fromEntries(new URLSearchParams(location.hash.slice(1))),
     };
-    if (said.model && said.model !== "config" && !Object.hasOwn(numbers.models, said.model))
+    if (said.model && said.model !== "config" && !MENUS.model[1].includes(said.model))
       try {
         said.model = config.known(said.model);
       } catch {

@@ -8,6 +8,7 @@ parameters. `tests/lib/test_cost.py` compares each number of parameters with the
 """
 
 import re
+from collections.abc import Iterable
 from difflib import get_close_matches
 
 from lib.cost.sizes import LLAMA, MODELS, ModelShape
@@ -56,7 +57,14 @@ def model_text(shape: ModelShape) -> str:
 
 # What the formulas do not have → names that would be read as if they had it.
 _EXPERTS = r"moe|mixtral|\dx\d+b|-a\d+(\.\d)?b|deepseek-?(v\d|r1)(?!-distill)|dbrx|grok|gpt-oss|llama-?4\b|kimi-?k"
-NOT_MODELLED = {"a mixture of experts": _EXPERTS, "FP8": "fp8", "FP4": r"fp4\b", "LoRA": "lora", "offload": "offload"}
+NOT_MODELLED = {"a mixture of experts": _EXPERTS, "keeping weights in FP8": "fp8", "FP4": r"fp4\b"}
+NOT_IN_A_NAME = {"LoRA": "lora", "offload": "offload"}  # options of the planner
+
+
+def same_name(name: str, among: Iterable[str]) -> str:
+    """The one of these names that is meant, also with its publisher, and with other hyphens; or nothing."""
+    plain = {one.replace("-", ""): one for one in among}
+    return plain.get(str(name).lower().rpartition("/")[2].replace("-", ""), "")
 
 
 def known(name: str, among: dict, what: str, otherwise: str = "") -> str:
@@ -73,11 +81,13 @@ def known(name: str, among: dict, what: str, otherwise: str = "") -> str:
     for part, pattern in NOT_MODELLED.items():
         if re.search(pattern, small):
             raise ValueError(f"{name}: {part} is not modelled")
-    plain = {other.replace("-", ""): other for other in among}
-    if (short := small.rpartition("/")[2].replace("-", "")) in plain:
-        return plain[short]
+    for part, pattern in NOT_IN_A_NAME.items():
+        if re.search(pattern, small):
+            raise ValueError(f"{name}: {part} is no part of a name; it is an option of python -m lib.planner")
+    if found := same_name(name, among):
+        return found
     said = f"{what} {name!r} is not a preset"
-    if len(among) < 9:
-        raise ValueError(f"{said} ({', '.join(among)}){otherwise and f': {otherwise}'}")
     near = " or ".join(get_close_matches(small, among, n=3, cutoff=0.75))
+    if len(among) < 9 or (len(among) < 20 and not near):
+        raise ValueError(f"{said} ({', '.join(among)}){otherwise and f': {otherwise}'}")
     raise ValueError(f"{said}{otherwise and f': {otherwise}'}{near and f'; or did you mean {near}?'}")

@@ -10,7 +10,7 @@ ranks.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 BUCKET_BYTES = 4 * 2**20  # of gradients, unless a run asks for another size
@@ -135,26 +135,49 @@ MODELS = {  # Touvron et al. 2023 (Llama 2); Brown et al. 2020 (GPT-3), table 2.
 @dataclass(frozen=True)
 class Recipe:
     """Bytes that training keeps for each parameter: the weight that computes, its gradient, a more precise master
-    copy that the optimizer updates (0: none), and optimizer states (8: the two float32 moments of Adam; SGD: 0)."""
+    copy that the optimizer updates (0: none), and optimizer states (8: the two float32 moments of Adam; SGD: 0).
+
+    Of the embedding and of the head the states may be larger, `embedding_state_bytes` and `head_state_bytes`.
+    """
 
     weight_bytes: int
     gradient_bytes: int
     master_bytes: int
-    state_bytes: int
+    state_bytes: float
+    embedding_state_bytes: float | None = None
+    head_state_bytes: float | None = None
 
     @property
-    def bytes_per_parameter(self) -> int:
-        """Their sum."""
+    def bytes_per_parameter(self) -> float:
+        """Their sum, of a block."""
         return self.weight_bytes + self.gradient_bytes + self.master_bytes + self.state_bytes
 
 
 RECIPES = {  # Rajbhandari et al. 2020, section 3.1; Megatron-LM's estimator keeps gradients in float32
     "bf16 SGD": Recipe(2, 2, 0, 0),
+    "bf16 Adam": Recipe(2, 2, 0, 4),  # moments in the dtype of the weights, as torch.optim.AdamW makes them
     "bf16 Adam, no master": Recipe(2, 2, 0, 8),
     "fp32 Adam": Recipe(4, 4, 0, 8),
     "mixed Adam": Recipe(2, 2, 4, 8),
     "mixed Adam, fp32 gradients": Recipe(2, 4, 4, 8),
 }
+
+ADAM_8BIT = 2 * (1 + 4 / 256)  # two moments of a byte, and a float32 scale for each 256 (bitsandbytes at 95f9af3)
+OPTIMIZERS = {  # bytes of the states of a parameter of a block, of the embedding, of the head
+    "adam": (8, 8, 8),  # two float32 moments; Rajbhandari et al. 2020, section 3.1
+    "adam-bf16": (4, 4, 4),  # moments in the dtype of 16-bit weights, as torch.optim.AdamW makes them
+    "adam-8bit": (ADAM_8BIT, 8, ADAM_8BIT),  # Dettmers et al. 2022, section 2.3: the embedding stays in 32 bit
+    "muon": (4, 8, 8),  # a float32 momentum; embedding and head by Adam: torch.optim.Muon (torch 2.13)
+    "sgd": (0, 0, 0),
+    "sgd-momentum": (4, 4, 4),
+}
+
+
+def recipe_of_optimizer(recipe: Recipe, optimizer: str) -> Recipe:
+    """A recipe with the states of an optimizer of `OPTIMIZERS`."""
+    blocks, embedding, head = OPTIMIZERS[optimizer]
+    ends = (None, None) if blocks == embedding == head else (embedding, head)
+    return replace(recipe, state_bytes=blocks, embedding_state_bytes=ends[0], head_state_bytes=ends[1])
 
 
 # ---- tensors, as a tensor-parallel rank holds them ------------------------------------------------------------------

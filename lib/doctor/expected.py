@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from lib.cost.hardware import GPUS, SPEEDS, amount
+from lib.cost.hardware import GPUS, SPEEDS, amount, gpu_name
 from lib.cost.models import known
 
 
@@ -39,7 +39,7 @@ class Expected:
         """
         expected = cls()
         if gpu:
-            name = known(gpu, GPUS, "GPU", "give --expect, such as 400Gb, for the links between hosts")
+            name = known(gpu_name(gpu), GPUS, "GPU", "give --expect, such as 400Gb, for the links between hosts")
             device, said = GPUS[name], f"--gpu {name}"
             flops = device.matmul_flops or device.peak_flops
             expected = cls(device.network_Bps, device.link_Bps, flops, said, said)

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from lib.cost.adapters import ADAPTER_RECIPE
 from lib.cost.bubble import kept_by
 from lib.cost.held import state_bytes
-from lib.planner.seconds import block_kept_bytes, stage_layers
+from lib.cost.sizes import recipe_of_optimizer
+from lib.planner.seconds import block_kept_bytes, keeps_whole_gradients, stage_layers
 from lib.planner.training import Layout4D, Training
 
 
@@ -22,7 +24,7 @@ class Bytes(NamedTuple):
     optimizer: float
     activations: float
     logits: float
-    gathered: float  # a block that ZeRO-3 unsharded, and its gradients
+    gathered: float  # two blocks that ZeRO-3 unsharded, or the head if that is larger; and their gradients
 
     @property
     def total(self) -> float:
@@ -45,13 +47,17 @@ def fits(training: Training, layout: Layout4D) -> bool:
 
 
 def bytes_of_rank(training: Training, layout: Layout4D, rank: int) -> Bytes:
-    """By kind, on a rank at this place in the pipeline."""
-    tp, cp, rows, zero = layout.tp, layout.cp, layout.rows, layout.zero
+    """By kind, on a rank at this place in the pipeline.
+
+    Of adapters the r values per token between their matrices, below 1 % of the activations, are left out.
+    """
+    tp, cp, rows = layout.tp, layout.cp, layout.rows
     model, stack = training.model, training.stack
-    has_embedding, has_head, blocks, in_flight = share_of_rank(training, layout, rank)
-    ends = has_embedding + (has_head and not (has_embedding and model.tied))
-    held = (blocks * training.block_parameters + ends * training.end_parameters) / tp
-    state = state_bytes(held, stack.recipe, zero=zero, dp=layout.shards)
+    share = share_of_rank(training, layout, rank)
+    _, has_head, blocks, in_flight = share
+    tp_of_words = tp if stack.splits_vocabulary else 1  # of the logits
+    held = _held(training, layout, share)
+    state = _on_gpu(training, layout, state_of_rank(training, layout, held))
     of_block = training, tp, cp, rows, layout.sequence_parallel
     kept = in_flight * blocks * block_kept_bytes(*of_block, layout.recompute, layout.every)
     # What a block recomputes, while its backward runs; beside the input from which it is all recomputed.
@@ -60,9 +66,85 @@ def bytes_of_rank(training: Training, layout: Layout4D, rank: int) -> Bytes:
     logits = 0.0
     if has_head:
         at_a_time = rows * model.context / cp / layout.loss_chunks  # tokens
-        logits = stack.logits_bytes * at_a_time * model.vocab_size / tp
-    gathered = 2 * (stack.recipe.weight_bytes + 2) * training.block_parameters / tp if zero == 3 else 0.0
+        logits = stack.logits_bytes * at_a_time * model.vocab_size / tp_of_words
+    gathered = _gathered_bytes(training, layout, has_head)
     return Bytes(*state.values(), stack.spare_activations * kept, logits, gathered)
+
+
+class HeldParameters(NamedTuple):
+    """Parameters of a rank, before data-parallel ranks shard them."""
+
+    blocks: float
+    embedding: float
+    head: float  # nothing where it is the embedding's
+    adapters: float
+
+    @property
+    def trained(self) -> float:
+        return self.adapters or self.blocks + self.embedding + self.head
+
+
+def parameters_of_rank(training: Training, layout: Layout4D, rank: int) -> HeldParameters:
+    """Of blocks, embedding, head and adapters, on a rank at this place in the pipeline."""
+    return _held(training, layout, share_of_rank(training, layout, rank))
+
+
+def _held(training: Training, layout: Layout4D, share: tuple[bool, bool, float, float]) -> HeldParameters:
+    tp, (has_embedding, has_head, blocks, _) = layout.tp, share
+    embedding = has_embedding * training.end_parameters / (tp if training.stack.splits_vocabulary else 1)
+    head = (has_head and not (has_embedding and training.model.tied)) * training.end_parameters / tp
+    adapters = blocks * training.adapters.block_parameters(training.model, tp) if training.adapters else 0.0
+    return HeldParameters(blocks * training.block_parameters / tp, embedding, head, adapters)
+
+
+def state_of_rank(training: Training, layout: Layout4D, held: HeldParameters) -> dict[str, float]:
+    """Bytes of parameters, gradients and optimizer, wherever they are: on the GPU, or offloaded to the host."""
+    zero, shards, recipe = layout.zero, layout.shards, training.stack.recipe
+    if training.adapters:
+        recipe = recipe_of_optimizer(ADAPTER_RECIPE, training.optimizer)
+    state = state_bytes(held.trained, recipe, zero=zero, dp=shards)
+    if training.adapters:
+        frozen = held.blocks * training.adapters.base_bytes + 2 * (held.embedding + held.head)
+        state["parameter"] += frozen / (shards if zero == 3 else 1)
+    elif recipe.embedding_state_bytes is not None:
+        more = held.embedding * (recipe.embedding_state_bytes - recipe.state_bytes)
+        more += held.head * (recipe.head_state_bytes - recipe.state_bytes)
+        state["optimizer"] += more / (shards if zero else 1)
+    if keeps_whole_gradients(training, layout):
+        state["gradient"] = held.trained * training.stack.whole_gradient_bytes
+    return state
+
+
+def _on_gpu(training: Training, layout: Layout4D, state: dict[str, float]) -> dict[str, float]:
+    """Without the kinds that are offloaded."""
+    if not training.offload:
+        return state
+    gone = {"optimizer"} if training.offload == "optimizer" else set(state)
+    if keeps_whole_gradients(training, layout):
+        gone -= {"gradient"}
+    return {kind: 0.0 if kind in gone else size for kind, size in state.items()}
+
+
+def host_bytes(training: Training, layout: Layout4D) -> float:
+    """Of the memory of the host, for the rank that offloads most."""
+    totals = []
+    for rank in {0, layout.pp - 1}:
+        state = state_of_rank(training, layout, parameters_of_rank(training, layout, rank))
+        totals.append(sum(state.values()) - sum(_on_gpu(training, layout, state).values()))
+    return max(totals)
+
+
+def _gathered_bytes(training: Training, layout: Layout4D, has_head: bool) -> float:
+    """Weights that are whole for a while: units of ZeRO-3, with their gradients; a matrix of 4 bits back in 16."""
+    adapters, model, weight, unpacked = training.adapters, training.model, training.stack.recipe.weight_bytes, 0.0
+    of_block = of_head = weight + 2
+    if adapters:
+        of_block, of_head = adapters.base_bytes, 2
+        unpacked = 2.0 * model.d_model * model.mlp_width / layout.tp if adapters.base == "4bit" else 0.0
+    if layout.zero < 3:
+        return unpacked
+    head = has_head * of_head * training.end_parameters
+    return max(2 * of_block * training.block_parameters, head) / layout.tp + unpacked
 
 
 def share_of_rank(training: Training, layout: Layout4D, rank: int) -> tuple[bool, bool, float, float]:

@@ -107,7 +107,7 @@ def between_stages(training: Training, payload_bytes: float, ranks: int, stride:
     if ranks == 1:
         return NONE, 0.0
     cluster, stack = training.cluster, training.stack
-    link_Bps = cluster.device.link_Bps * stack.link_share
+    link_Bps = cluster.device.link_among(2) * stack.link_share
     link = Messages(payload_bytes, LINK_STEP_S + payload_bytes / link_Bps, LINK_STEP_S)
     out = math.ceil(ranks / max(1, cluster.per_node // stride)) - 1  # hops that leave a node
     if not out:

@@ -19,12 +19,15 @@ from lib.cost.sizes import ModelShape
 from lib.layout import Layout
 from lib.pipeline.gantt import gantt
 from lib.pipeline.schedules.action import Op
-from lib.planner.memory import bytes_of_rank, share_of_rank
+from lib.planner.evidence import evidence_of
+from lib.planner.fp8 import in_8_bit_text
+from lib.planner.margin import HEADROOM, TIGHT, memory_verdict, ran_text, verdict_text, without_seconds
+from lib.planner.memory import bytes_of_rank, parameters_of_rank, share_of_rank
 from lib.planner.peak import not_counted, step_memory
 from lib.planner.plan import Plan, bytes_out_of_a_node, step_bubble, step_traffic
-from lib.planner.search import Planned, layout_text, why_slower
+from lib.planner.search import Planned, compared, layout_text, why_slower
 from lib.planner.seconds import OPTIMIZER_BYTES, Seconds, step_and_waits, step_s
-from lib.planner.stacks import SHARES
+from lib.planner.stacks import calibration_text
 from lib.planner.training import Layout4D, Training
 
 WIDTH, MOST_GANTT_ROWS = 100, 8
@@ -44,16 +47,18 @@ class Report:
 
     axes: list[str]  # the layout in words
     places: list[dict]
-    sends: list[dict]  # in a step
+    sends: list[dict] | None  # in a step; None: not counted
     waits: list[str]  # the bubble in words, and its picture
     notes: list[str]  # whether the bytes fit, or what they leave out
     seconds: dict[str, float] = field(default_factory=dict)  # of a step, by kind; an exact plan has none
     answers: dict[str, float] = field(default_factory=dict)  # tokens per second, utilisation, days, money
     assumes: dict[str, str] = field(default_factory=dict)  # subject → all numbers that went in, in words
+    errors: dict[str, dict] = field(default_factory=dict)  # of `seconds` and `memory` on published runs: `Evidence`
 
     def __str__(self) -> str:
         assumes = ["assumes"] * bool(self.assumes) + [f"{name}: {said}" for name, said in self.assumes.items()]
-        parts = self.axes, self._held(), [self._sent()], self.waits, self._answered(), assumes
+        sent = [] if self.sends is None else [self._sent()]
+        parts = self.axes, self._held(), sent, self.waits, self._answered(), assumes
         return "\n\n".join(wrapped(part) for part in parts if part)
 
     def _held(self) -> list[str]:
@@ -98,6 +103,7 @@ class Report:
         if of:
             kinds = [f"{kind} {s:.2f} ({s / of['step_s']:.0%})" for kind, s in self.seconds.items() if s]
             lines.append(f"{of['step_s']:.2f} s per step: {', '.join(kinds)}")
+            lines.append(f"{of['step_s']:.2f} s{self.errors['seconds']['said']}")
             lines.append(f"{of['tokens_per_s']:,.0f} tokens/s, {of['tokens_per_s_per_gpu']:,.0f} tokens/s per GPU")
             used = "MFU {:.1%}, HFU {:.1%}, counting "
             lines.append(used.format(of["mfu"], of["hfu"]) + "the full s x s matrix of attention")
@@ -124,15 +130,24 @@ def _range(numbers: Sequence[float], form: str) -> str:
     return most if least == most else f"{least} to {most}"
 
 
-def others_text(found: list[Planned], mine: Planned | None, nothing: str = "") -> str:
-    """The fastest layouts of a search, or why there is `nothing`; how much slower others and `mine` are, and why."""
+def others_text(
+    found: list[Planned], mine: Planned | None, nothing: str = "", room_bytes: float = math.inf, headroom: float = 0
+) -> str:
+    """The fastest layouts of a search, or why there is `nothing`; how much slower others and `mine` are, and why.
+
+    A layout that is tight says so, and one that does not fit is compared with none.
+    """
+
+    def words_of(planned: Planned) -> str:
+        return memory_verdict(planned.memory.total, room_bytes, headroom)
+
     lines = ["the fastest layouts that fit:" if found else nothing]
     for place, planned in enumerate(found, 1):
         said = f"{layout_text(planned.layout)}, {planned.memory.total / 1e9:.1f} GB, {planned.seconds.total:.2f} s"
+        said += ", tight" if words_of(planned) == TIGHT else ""
         lines.append(f"{place}. {said}" + (f": {why_slower(found[0], planned)}" if place > 1 else ""))
     if mine and found:
-        slower = mine.seconds.total > found[0].seconds.total
-        lines.append(f"yours is {why_slower(found[0], mine) if slower else 'as fast as the fastest that was found'}")
+        lines.append(compared(found[0], mine, words_of(mine)))
     return wrapped(lines)
 
 
@@ -220,18 +235,28 @@ def _plan_sends(plan: Plan, ranks_per_node: int) -> list[dict]:
 # ---- of a training --------------------------------------------------------------------------------------------------
 
 
-def report_of_layout(training: Training, layout: Layout4D, tokens: float = 0, price: float = 0) -> Report:
+def report_of_layout(
+    training: Training, layout: Layout4D, tokens: float = 0, price: float = 0, headroom: float = HEADROOM
+) -> Report:
     """Bytes and seconds of a run on a cluster, from formulas; days for `tokens`, money at a `price` per GPU hour."""
-    seconds = step_s(training, layout)
     places = [_place(training, layout, place) for place in range(layout.pp)]
-    need, room = max(place["held"]["total"] for place in places) / 1e9, training.room_bytes / 1e9
-    fits = f"{'fits' if need <= room else 'does not fit'}: {need:.1f} of {room:.1f} GB"
+    need = max(place["held"]["total"] for place in places)
+    notes = [verdict_text(training, layout, headroom), ran_text(need, training.room_bytes)]
+    errors = {quantity: evidence.plain() for quantity, evidence in evidence_of(training).items()}
+    notes.append(f"{need / 1e9:.1f} GB{errors['memory']['said']}")
+    words = _described(training, layout)
+    if training.no_seconds:
+        notes += without_seconds(training, layout)
+        return Report(words, places, None, [], notes, assumes=_inputs(training), errors=errors)
+    if training.optimizer != "adam":
+        notes.append(f"the seconds of {training.optimizer} are taken to be those of Adam")
+    seconds = step_s(training, layout)
     answers = _answers(training, layout, seconds.total)
     if tokens:
         answers |= _of_the_run(tokens, price, layout.gpus, answers)
-    words, sends = _described(training, layout), _sends(training, layout)
+    sends = _sends(training, layout)
     waits = _waits(training, layout, seconds)
-    return Report(words, places, sends, waits, [fits], seconds._asdict(), answers, _inputs(training))
+    return Report(words, places, sends, waits, notes, seconds._asdict(), answers, _inputs(training), errors)
 
 
 def _described(training: Training, layout: Layout4D) -> list[str]:
@@ -246,6 +271,8 @@ def _described(training: Training, layout: Layout4D) -> list[str]:
         lines.append(f"replicas {x.replicas}: ZeRO shards over {x.shards} ranks")
     if x.recompute != "none":
         lines.append(f"recompute {x.recompute}" + f", in one block of {x.every}" * (x.every > 1))
+    if training.stack.fp8_speedup != 1:
+        lines.append(in_8_bit_text(training.stack))
     if x.loss_chunks > 1:
         lines.append(f"the loss in {x.loss_chunks} pieces of the sequence")
     return lines
@@ -283,15 +310,17 @@ def _of_the_run(tokens: float, price: float, gpus: int, of_step: Mapping[str, fl
 def _inputs(training: Training) -> dict[str, str]:
     """All that went into the numbers, in words."""
     cluster, constants = training.cluster, asdict(training.stack)
-    recipe = "{weight_bytes} + {gradient_bytes} + {master_bytes} + {state_bytes}".format(**constants.pop("recipe"))
-    calibrated = next((gpu for gpu, shares in SHARES.items() if shares[0] == training.stack.matmul_share), "no GPU")
+    recipe = "{weight_bytes} + {gradient_bytes} + {master_bytes} + {state_bytes:g}".format(**constants.pop("recipe"))
     numbers = [f"{name} {value}" for name, value in constants.items()]
-    numbers.append(f"matmul_share calibrated on {calibrated}")
+    numbers.append(f"matmul_share calibrated on {calibration_text(training.stack.matmul_share)}")
     numbers.append(f"bytes per parameter kept {recipe} and moved {OPTIMIZER_BYTES}")
+    trained = [training.optimizer, *[f"offloaded {training.offload}"] * bool(training.offload)]
+    trained += [f"{training.adapters}, in float32"] * bool(training.adapters)
     return {
         "model": model_text(training.model),
         "GPU": device_text(cluster.device, cluster.per_node),
         "stack": ", ".join(numbers),
+        "trained": ", ".join(trained),
         "not modelled": ", ".join(NOT_MODELLED),
     }
 
@@ -299,11 +328,10 @@ def _inputs(training: Training) -> dict[str, str]:
 def _place(training: Training, layout: Layout4D, place: int) -> dict:
     n, held = layout.gpus // layout.pp, bytes_of_rank(training, layout, place)
     embeds, heads, blocks, in_flight = share_of_rank(training, layout, place)
-    sharded = layout.shards if layout.zero == 3 else 1
     return {
         "ranks": ranks_text(range(place * n, place * n + n)),
         "layers": "embed " * embeds + f"{blocks:g}" + " head" * heads,
-        "parameters": int(held.parameters / training.stack.recipe.weight_bytes * sharded),
+        "parameters": int(sum(parameters_of_rank(training, layout, place))),
         "in_flight": in_flight,
         "held": held._asdict() | {"total": held.total},
     }

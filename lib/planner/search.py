@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from lib.cost.sizes import PLANNED_RECOMPUTE
 from lib.layout import divisors, one_of
+from lib.planner.margin import HEADROOM, TIGHT, TOO_LARGE
 from lib.planner.memory import Bytes, bytes_of_rank, fits, memory_bytes, share_of_rank  # noqa: F401 their old place
 from lib.planner.seconds import Seconds, has_even_stages, step_s
 from lib.planner.training import Layout4D, Training
@@ -37,9 +38,10 @@ class Choices:
     Args:
         zero: stages of ZeRO; 3 only without a pipeline. 2 is off by default, because it reduces the gradients of each
             microbatch.
-        recompute: kinds of recomputation; only `none` is tried where it fits.
+        recompute: kinds of recomputation; only `none` is tried where it fits with headroom.
         every: with `full`, recompute one block in so many.
         loss_chunks: pieces of the loss, from the fewest; more only where it does not fit.
+        headroom: fraction of a GPU's memory; layouts that leave less are tight, and come after all others.
         hybrid: whether ZeRO-3 may be with tp, or over the GPUs of a node only (HSDP); our own library and DeepSpeed
             have neither.
         context_parallel: whether a sequence may be split.
@@ -55,6 +57,7 @@ class Choices:
     interleaved: bool = True
     zero_bubble: bool = False
     hybrid: bool = False
+    headroom: float = HEADROOM
 
 
 ALL_OPEN = Choices((0, 1, 3), PLANNED_RECOMPUTE, (1, 2), (1, 8), context_parallel=True, zero_bubble=True, hybrid=True)
@@ -120,25 +123,54 @@ def _with(training: Training, choices: Choices, tp: int, cp: int, pp: int, dp: i
 
 
 def best_layouts(training: Training, choices: Choices | None = None, best: int = 3) -> list[Planned]:
-    """The fastest layouts that fit, the fastest first.
+    """The fastest layouts that fit, the fastest first; tight ones only after all that leave the headroom.
 
     Raises:
         ValueError: no layout splits evenly, or none fits: by how much the smallest is too large, and a way out.
     """
+    if training.no_seconds:
+        raise ValueError(f"{training.no_seconds}; layouts_by_memory lists layouts without them")
     choices, room = choices or Choices(), training.room_bytes
+    easy = (1 - choices.headroom) * room
     held, enough = {}, set()
     for layout in all_layouts(training, choices):
         plain = layout._replace(recompute="none", every=1, loss_chunks=1)
         if (layout.recompute != "none" or layout.loss_chunks > 1) and plain in enough:  # it fits without
             continue
         held[layout] = memory_bytes(training, layout)
-        if layout.recompute == "none" and held[layout].total <= room:
+        if layout.recompute == "none" and held[layout].total <= easy:
             enough.add(plain)
     fitting = [(layout, memory) for layout, memory in held.items() if memory.total <= room]
     if not fitting:
         raise ValueError(_nothing(training, choices, held))
     planned = [Planned(layout, step_s(training, layout), memory) for layout, memory in fitting]
-    return sorted(planned, key=lambda plan: (plan.seconds.total, plan.memory.total))[:best]
+    return sorted(planned, key=lambda plan: (plan.memory.total > easy, plan.seconds.total, plan.memory.total))[:best]
+
+
+def layouts_by_memory(
+    training: Training, choices: Choices | None = None, best: int = 3
+) -> list[tuple[Layout4D, Bytes]]:
+    """Layouts that fit, without seconds: tight ones last, then the least split and the least sharded first.
+
+    Raises:
+        ValueError: as `best_layouts`.
+    """
+    choices, room = choices or Choices(), training.room_bytes
+    held = {
+        one: memory_bytes(training, one)
+        for one in all_layouts(training, choices)
+        if training.offload != "parameters" or one.zero == 3
+    }
+
+    def order(one: Layout4D) -> tuple[float, ...]:
+        is_tight = held[one].total > (1 - choices.headroom) * room
+        again = PLANNED_RECOMPUTE.index(one.recompute)
+        return is_tight, one.tp * one.cp * one.pp, one.loss_chunks, again, one.zero, -one.rows, held[one].total
+
+    fitting = sorted((one for one, memory in held.items() if memory.total <= room), key=order)
+    if not fitting:
+        raise ValueError(_nothing(training, choices, held))
+    return [(one, held[one]) for one in fitting[:best]]
 
 
 def _nothing(training: Training, choices: Choices, held: dict[Layout4D, Bytes]) -> str:
@@ -187,6 +219,17 @@ def why_slower(one: Planned, other: Planned) -> str:
     differences = {kind: b - a for kind, a, b in zip(Seconds._fields, one.seconds, other.seconds, strict=True)}
     kind = max(differences, key=lambda kind: differences[kind])
     return f"{other.seconds.total / one.seconds.total - 1:.1%} slower: {differences[kind]:.3g} s more for {kind}"
+
+
+def compared(best: Planned, mine: Planned, word: str) -> str:
+    """How much slower a layout that is asked for is than the best of a search; `word` is the verdict on its memory."""
+    if word == TOO_LARGE:
+        return "yours does not fit, so its seconds are compared with none"
+    if mine.seconds.total > best.seconds.total:
+        return f"yours is {why_slower(best, mine)}"
+    if word == TIGHT and mine.seconds.total < best.seconds.total:
+        return f"yours is {best.seconds.total / mine.seconds.total - 1:.1%} faster, and tight"
+    return "yours is as fast as the fastest that was found"
 
 
 def layout_text(layout: Layout4D) -> str:

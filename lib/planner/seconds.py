@@ -90,13 +90,15 @@ def step_s(training: Training, layout: Layout4D) -> Seconds:
     """Seconds of a step by kind; of messages those that ranks wait for.
 
     Raises:
-        ValueError: the layout and the cluster have different numbers of GPUs.
+        ValueError: the layout and the cluster have different numbers of GPUs, or such a training has no seconds.
     """
     return step_and_waits(training, layout)[0]
 
 
 def step_and_waits(training: Training, layout: Layout4D) -> tuple[Seconds, dict[str, AxisWait]]:
     """As `step_s`; and of each axis the messages of a rank, and what computation hides of them."""
+    if training.no_seconds:
+        raise ValueError(training.no_seconds)
     tp, cp, pp, dp, rows, v = layout.tp, layout.cp, layout.pp, layout.dp, layout.rows, layout.stages_per_rank
     model, cluster, stack = training.model, training.cluster, training.stack
     if layout.gpus != cluster.gpus:
@@ -168,6 +170,18 @@ def _own_parameters(training: Training, layout: Layout4D) -> float:
     return (training.block_parameters * training.model.num_layers / layout.pp + training.end_parameters) / layout.tp
 
 
+def keeps_whole_gradients(training: Training, layout: Layout4D) -> bool:
+    """Whether a rank that shards gradients keeps them whole until the last microbatch of a step.
+
+    Whole gradients replace the shards: the last microbatch turns them into shards, unit by unit.
+
+    Source: PyTorch's `fully_shard`, `post_backward` in `_fsdp_param_group.py` (torch 2.13): without a sum it returns
+    before the reduce-scatter, and keeps `unsharded_accumulated_grad` in the dtype of the sum.
+    """
+    is_sharded = layout.zero >= 2 and layout.shards > 1
+    return is_sharded and training.stack.whole_gradient_bytes > 0 and layout.microbatches(training.global_batch) > 1
+
+
 def _over_dp(training: Training, layout: Layout4D, layers: float, left_s: float, of_backward: float) -> AxisWait:
     """Gradients and parameters in a step, over the data-parallel ranks.
 
@@ -190,6 +204,8 @@ def _over_dp(training: Training, layout: Layout4D, layers: float, left_s: float,
         once = gather(2, units)
         summed = gather(stack.reduced_bytes, units) + over_copies(stack.reduced_bytes, units)
         forward, backward = hide(once, forward_s, share), hide(once + summed, backward_s, share)
+        if keeps_whole_gradients(training, layout):  # the last microbatch alone reduces
+            return forward.times(m) + hide(once, backward_s, share).times(m - 1) + backward
         return forward.times(m) + backward.times(m)
     if not layout.zero:
         calls = max(1.0, mine / BUCKET)
@@ -198,7 +214,7 @@ def _over_dp(training: Training, layout: Layout4D, layers: float, left_s: float,
         )
         return hide(all_of_it, backward_s if stack.overlaps_dp else 0.0)
     calls = max(1.0, mine / max(BUCKET, BUCKET_OF_A_RANK * layout.shards))
-    times = m if layout.zero == 2 else 1  # a rank that keeps a shard of gradients reduces each microbatch
+    times = m if layout.zero == 2 and not keeps_whole_gradients(training, layout) else 1
     reduction = gather(recipe.gradient_bytes, calls) + over_copies(recipe.gradient_bytes, calls)
     reduce = hide(reduction, backward_s if stack.overlaps_dp else 0.0).times(times)
     return reduce + hide(gather(recipe.weight_bytes, calls), forward_s if stack.overlaps_dp else 0.0)
@@ -260,6 +276,7 @@ def block_s(
     matmuls = matmul_s(
         training, (6 * model.num_block_weights + 2 * recomputed) * tokens / tp, tokens, model.d_model / tp
     )
+    matmuls /= stack.fp8_speedup
 
     fused = stack.fused_attention
     scores = 4 * tokens * s * model.d_q / tp * (0.5 if fused else 1)

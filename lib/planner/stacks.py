@@ -6,8 +6,9 @@ matmul reaches, is calibrated on a published run (`CALIBRATED`). Chapter 14 test
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
+from lib.cost.hardware import GPUS
 from lib.cost.models import known
 from lib.cost.sizes import RECIPES, Recipe
 
@@ -32,6 +33,7 @@ class Stack:
         gathers_apart: whether each column layer gathers its input itself, five times in a Llama block instead of twice.
         reduced_bytes, copied_bytes: of ZeRO-3: bytes per gradient that is sent; moved in memory, per parameter and
             microbatch, to and from the messages.
+        fp8_speedup: speed of the matmuls of a block over that in 16 bit (`lib.planner.fp8`).
         launch_s: in which the kernels of a block can be launched, forward and backward: no block is faster.
         balanced_cp: whether context-parallel ranks have equal shares of causal attention; otherwise the last rank, with
             the end of the sequence, has (2c-1)/c of them.
@@ -40,6 +42,10 @@ class Stack:
         fused_swiglu: whether backward computes silu(gate) again: 6f bytes per token of a gated MLP instead of 8f.
         recipe, logits_bytes: bytes kept per parameter; and per logit at the peak, as computed, in float32, their
             logarithms, and the gradient.
+        whole_gradient_bytes: kept per parameter by a rank with ZeRO-2 or 3 while it sums several microbatches: it
+            reduces the gradients of the last microbatch, and gradients are whole until then. 0: it reduces all of them.
+        splits_vocabulary: whether tensor-parallel ranks have shares of the embedding and of the logits; otherwise each
+            of them has the whole of both. The weight of the head is split in any case.
         spare_activations: bytes allocated per counted byte, with gaps of the allocator and temporary tensors; below 1
             where the software keeps less than the formula has.
         usable_share: of the memory of a GPU as it is sold, by all of this. An "80 GB" GPU has 86 GB: the driver, the
@@ -63,6 +69,7 @@ class Stack:
     gathers_apart: bool = False
     reduced_bytes: int = 2
     copied_bytes: int = 0
+    fp8_speedup: float = 1.0
     launch_s: float = 0.15e-3
     balanced_cp: bool = True
     traffic: float = 1.0
@@ -72,11 +79,14 @@ class Stack:
     logits_bytes: int = 14
     spare_activations: float = 1.0
     usable_share: float = 1.0
+    whole_gradient_bytes: int = 0
+    splits_vocabulary: bool = True
 
 
 CALIBRATED = {"a100": "Korthikanti 175B selective", "h100": "Llama 3 405B 8,192 GPUs"}  # rows, predicted exactly
 # Of the peak: by matmuls, by fused attention. The H100 of 500 W is calibrated on torchtitan's compiled 8B.
 SHARES = {"a100": (0.7597, 0.33), "h100": (0.6414, 0.50), "h100-500w": (0.5049, 0.50)}
+SHARES["a100-40gb"] = SHARES["a100"]  # the same chip
 
 BF16 = RECIPES["mixed Adam"]
 # NVIDIA's recipes sum gradients in 16 bit; of a master copy TransformerEngine keeps the half that the weight lacks:
@@ -106,9 +116,50 @@ STACKS = {
 STACKS["megatron-lm"] = STACKS["megatron"] | {"recipe": RECIPES["mixed Adam, fp32 gradients"]}
 STACKS["fsdp-eager"] = STACKS["fsdp"] | {"traffic": 2.0, "fused_swiglu": False, "launch_s": 1.6e-3}
 STACKS["fsdp1-eager"] = STACKS["fsdp-eager"] | {"reduced_bytes": 2, "copied_bytes": 0}
+# KempnerForge (commit 5666d0d): parameters and both moments in 16 bit; `set_requires_gradient_sync(False)` until the
+# last microbatch, with sums in float32 (training/grad.py, distributed/parallel.py); embedding and logits whole on each
+# rank (distributed/tensor_parallel.py); a loss in 16 bit: logits, logarithms, gradients of both (training/loss.py).
+STACKS["kempner-forge"] = STACKS["fsdp"] | {
+    "gathers_apart": True,
+    "attention_share": 0.5,
+    "recipe": RECIPES["bf16 Adam"],
+    "logits_bytes": 8,
+    "whole_gradient_bytes": 4,
+    "splits_vocabulary": False,
+}
 
 
 def stack_for(name: str, gpu: str) -> Stack:
-    """A stack on a GPU; a GPU without calibration gets the constants of the H100, whose kernels are the newest."""
-    matmul, attention = SHARES.get(gpu, SHARES["h100"])
+    """A stack on a GPU; a GPU without calibration gets the constants of the H100, whose kernels are the newest.
+
+    Where its fastest published matmul is a smaller part of its peak than on the H100, they are as much smaller.
+    """
+    matmul, attention = SHARES.get(gpu) or (slower_than_h100(gpu) * share for share in SHARES["h100"])
     return replace(Stack(matmul, attention), **STACKS[known(name, STACKS, "stack")])
+
+
+def stack_name(stack: Stack) -> str:
+    """The name under which a stack is known on some GPU; empty if a setting is changed."""
+    shares = "matmul_share", "attention_share"  # of a GPU
+    plain = asdict(Stack(0, 0)) | {"recipe": Stack.recipe}
+    mine = {name: getattr(stack, name) for name in plain if name not in shares}
+    of_name = ((name, plain | settings) for name, settings in STACKS.items())
+    return next((name for name, of in of_name if mine == {one: of[one] for one in mine}), "")
+
+
+def slower_than_h100(gpu: str) -> float:
+    """The part of its peak that the fastest published matmul of a GPU reaches, over the H100's; 1 if unknown, or more.
+
+    The MI300X: 0.51 of its peak over 0.80, 0.64.
+    """
+    mine, h100 = GPUS.get(gpu), GPUS["h100"]
+    if mine is None or mine.matmul_flops is None:
+        return 1.0
+    return min(1.0, mine.matmul_flops / mine.peak_flops / (h100.matmul_flops / h100.peak_flops))
+
+
+def calibration_text(matmul_share: float) -> str:
+    """The GPU on whose run a fraction of the peak was calibrated."""
+    said = {f"h100, and {slower_than_h100(gpu):.2f} of it": slower_than_h100(gpu) * SHARES["h100"][0] for gpu in GPUS}
+    said = {gpu: share for gpu, (share, _) in SHARES.items()} | said
+    return next((words for words, share in said.items() if share == matmul_share), "no GPU")

@@ -7,15 +7,18 @@ data-sheet figures that a GPU reaches with its software.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
-from lib.cost.hardware import GPUS, Device
+from lib.cost.adapters import Adapters
+from lib.cost.hardware import GPUS, Device, gpu_name
 from lib.cost.models import PRESETS, known
-from lib.cost.sizes import LLAMA, MODELS, ModelShape, train_flops
+from lib.cost.sizes import LLAMA, MODELS, ModelShape, Recipe, train_flops
 from lib.layout import whole_number
+from lib.planner.fp8 import in_8_bit
 from lib.planner.stacks import CALIBRATED, SHARES, STACKS, Stack, stack_for  # noqa: F401 their old place
 
 
@@ -33,24 +36,44 @@ class Cluster:
         Inside a node, the link. Across nodes, the network cards of the GPUs of the group on a node, in one direction,
         because its ring enters and leaves each node once; never more than the link.
         """
-        link = self.device.link_Bps * stack.link_share
+        on_a_node = max(1, min(ranks, self.per_node // stride))
+        link = self.device.link_among(on_a_node) * stack.link_share
         if ranks * stride <= self.per_node:
             return link
-        on_a_node = max(1, min(ranks, self.per_node // stride))
         network = (self.device.network_Bps or 0) * stack.network_share
         return min(link, on_a_node * network)
 
 
+OFFLOADS = "optimizer", "parameters"
+NO_SECONDS = {
+    "adapters": "LoRA computes no gradients of frozen weights, and no published run here has it",
+    "offload": "offload moves bytes to the host and back, over a link that is not known here",
+    "muon": "Muon multiplies each gradient with itself several times, and gathers it first",
+}
+
+
 @dataclass(frozen=True, eq=False)  # compared by identity, so that caches find it quickly
 class Training:
-    """A training run whose layout is open: `model.context` is s, `global_batch` sequences of a step over all GPUs."""
+    """A training run whose layout is open: `model.context` is s, `global_batch` sequences of a step over all GPUs.
+
+    Args:
+        adapters: they are trained, and the model is frozen; None: all parameters are trained.
+        offload: `optimizer`: its states and the master copy are in the memory of the host; `parameters`: shards of
+            parameters and gradients as well, with ZeRO-3.
+        optimizer: of `lib.cost.sizes.OPTIMIZERS`; the stack's recipe has its bytes.
+    """
 
     model: ModelShape
     cluster: Cluster
     stack: Stack
     global_batch: int
+    adapters: Adapters | None = None
+    offload: str = ""
+    optimizer: str = "adam"
 
     def __post_init__(self) -> None:
+        if self.offload not in ("", *OFFLOADS):
+            raise ValueError(f"offload={self.offload!r} must be one of {', '.join(OFFLOADS)}")
         whole_number("gpus", self.cluster.gpus, 1)
         whole_number("per_node", self.cluster.per_node, 1)
         whole_number("global_batch", self.global_batch, 1)
@@ -63,6 +86,12 @@ class Training:
     def end_parameters(self) -> int:
         """Parameters of the embedding; the head has the same number."""
         return self.model.vocab_size * self.model.d_model
+
+    @property
+    def no_seconds(self) -> str:
+        """Why the seconds of this training are not modelled, in a sentence; empty if they are."""
+        holds = {"adapters": self.adapters, "offload": self.offload, "muon": self.optimizer == "muon"}
+        return "; ".join(f"seconds are not modelled: {NO_SECONDS[name]}" for name, is_so in holds.items() if is_so)
 
     @property
     def room_bytes(self) -> float:
@@ -137,15 +166,22 @@ STACK_OF = dict.fromkeys(("sc21", "korthikanti", "zb"), "megatron-2021") | {
     "aa": "aleph-alpha",
     "llama3": "llama3",
     "mosaic": "fsdp1-eager",
+    "bridge": "megatron",
+    "kempner": "kempner-forge",
 }
+RUN_FSDP = {"titan", "ibm", "kempner"}  # publishers who run FSDP, also where nothing is sharded
 
 
 def training_of(row: Mapping) -> tuple[Training, Layout4D]:
-    """The training run of a row, and its layout; keys of a row as in `book/published/runs.json`."""
-    gpu = known(str(row["gpu"]).lower().split()[0], GPUS, "GPU")
-    gpu = CARD_OF.get((row.get("stack"), gpu), gpu)
+    """The training run of a row, and its layout; keys of a row as in `book/published/runs.json`.
+
+    Raises:
+        ValueError: a GPU that is unknown, or has no FP8 for a row in FP8; a network that is not known and needed; an
+            optimizer in words without its bytes.
+    """
+    gpu = gpu_of(row)
     gated = bool(row.get("gated"))
-    kind = LLAMA if gated else {"dropout_masks": not row.get("flash")}
+    kind = LLAMA if gated else {"dropout_masks": not (row.get("flash") or row.get("fp8"))}
     model = ModelShape(
         row["hidden"],
         row["layers"],
@@ -171,13 +207,43 @@ def training_of(row: Mapping) -> tuple[Training, Layout4D]:
         schedule=row.get("schedule", "1f1b"),
         replicas=row.get("replicas", 1),
     )
-    cluster = Cluster(GPUS[gpu], row["gpus"], row.get("per_node", 8))
-    return Training(model, cluster, stack_for(stack_of(row), gpu), row["global_batch"]), layout
+    device, stack = GPUS[gpu], stack_for(stack_of(row), gpu)
+    if row.get("fp8"):
+        stack = in_8_bit(stack, gpu)
+    if "network_GBps" in row:
+        device = replace(device, network_Bps=row["network_GBps"] * 1e9)
+    cluster = Cluster(device, row["gpus"], row.get("per_node", device.per_node))
+    if cluster.gpus > cluster.per_node and device.network_Bps is None:
+        raise ValueError(f"{row.get('id')}: {cluster.gpus} of {gpu} are on several nodes: give network_GBps, per GPU")
+    if "optimizer" in row:
+        stack = replace(stack, recipe=recipe_of(row["optimizer"]))
+    return Training(model, cluster, stack, row["global_batch"]), layout
+
+
+def recipe_of(text: str) -> Recipe:
+    """Bytes per parameter from words such as `AdamW in bf16: 2+2+4`: weight, gradient, a master copy if any, state.
+
+    Raises:
+        ValueError: the words have no such sum.
+    """
+    said = re.search(r"\d+(\+\d+){2,3}", text)
+    if not said:
+        raise ValueError(
+            f"the optimizer {text!r} needs its bytes per parameter: 2+2+4, or 2+4+4+8 with a master copy"
+        )
+    weight, gradient, *master, state = map(int, said[0].split("+"))
+    return Recipe(weight, gradient, sum(master), state)
+
+
+def gpu_of(row: Mapping) -> str:
+    """The name in `GPUS` of the card of a row."""
+    gpu = known(gpu_name(str(row["gpu"])), GPUS, "GPU")
+    return CARD_OF.get((row.get("stack"), gpu), gpu)
 
 
 def stack_of(row: Mapping) -> str:
     """The name of the stack of a row: of its publisher, or from what it says of its kernels."""
-    default = "megatron" if row.get("flash") else "megatron-2021"
-    if int(row.get("zero", 0)) == 3:
+    publisher, default = row.get("stack"), "megatron" if row.get("flash") or row.get("fp8") else "megatron-2021"
+    if publisher in RUN_FSDP or "compile" in row or int(row.get("zero", 0)) == 3:
         default = "fsdp" if row.get("compile", True) else "fsdp-eager"
-    return STACK_OF.get(row.get("stack"), default)
+    return STACK_OF.get(publisher, default)

@@ -275,6 +275,7 @@ def test_yaml_of_axolotl(read):
     asked = read(sharded + "fsdp_config: {reshard_after_forward: true}")
     assert of(asked, "tp", "cp", "shards", "zero") == (2, 2, 2, 3)
     assert recipe_of(asked, gpus=8) == (2, 2, 4, 8), "FSDP keeps parameters in float32"
+    assert of(asked, "whole_gradient_bytes") == (2,), "until the last of four microbatches"
     for line in ("adapter: lora", "load_in_4bit: true", "lora_r: 8", "rl: dpo"):
         with pytest.raises(ValueError, match="is not (modelled|understood)"):
             read(AXOLOTL + line)

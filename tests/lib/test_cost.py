@@ -123,6 +123,7 @@ def test_bytes_per_parameter():
     sums = {name: recipe.bytes_per_parameter for name, recipe in sizes.RECIPES.items()}
     assert sums == {
         "bf16 SGD": 4,
+        "bf16 Adam": 8,
         "bf16 Adam, no master": 12,
         "fp32 Adam": 16,
         "mixed Adam": 16,

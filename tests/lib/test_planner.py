@@ -295,9 +295,9 @@ def test_the_best_come_first_and_fit():
     found = best_layouts(run, best=20)
     room = run.cluster.device.memory_bytes * run.stack.usable_share
     times = [one.seconds.total for one in found]
-    assert times == sorted(times) and all(one.memory.total <= room for one in found)
+    assert times == sorted(times) and all(one.memory.total <= 0.9 * room for one in found), "none is tight"
     fastest = min(
-        (layout for layout in all_layouts(run, Choices()) if memory_bytes(run, layout).total <= room),
+        (layout for layout in all_layouts(run, Choices()) if memory_bytes(run, layout).total <= 0.9 * room),
         key=lambda layout: step_s(run, layout).total,
     )
     assert step_s(run, fastest).total == times[0]

@@ -12,7 +12,7 @@ from book.published.steps import calibrated, matmul_share_of
 from book.trials.saved import block_saved_bytes
 from lib.cost import activation_bytes, train_flops
 from lib.cost.sizes import LLAMA, ModelShape
-from lib.planner import Choices, Cluster, Layout4D, Training, best_layouts, fits, memory_bytes, step_s
+from lib.planner import Choices, Cluster, Layout4D, Training, best_layouts, memory_bytes, step_s
 from lib.planner.search import ALL_OPEN, all_layouts, layout_text
 from lib.planner.seconds import step_and_waits
 from lib.planner.training import GPUS, PRESET_MODELS, SHARES, stack_for, training_of
@@ -80,8 +80,10 @@ def test_zero_3_with_tensor_parallelism():
     alone, both = (Layout4D(tp, 1, 1, 64 // tp, rows=1, zero=3, sequence_parallel=tp > 1) for tp in (1, 8))
     held = [memory_bytes(run, one) for one in (alone, both)]
     assert held[0].parameters == pytest.approx(held[1].parameters) and held[0].gathered == 8 * held[1].gathered
-    block = LLAMA_8B.num_block_parameters / 8
-    assert held[1].gathered == 2 * (2 + 2) * block, "of two blocks, parameters and gradients in 16 bit"
+    assert held[1].gathered == (2 + 2) * 128_256 * H / 8, "the head, parameters and gradients in 16 bit"
+    assert 2.4 < 128_256 * H / LLAMA_8B.num_block_parameters < 2.5
+    few = replace(run, model=replace(LLAMA_8B, vocab_size=32_000))  # a head of less than two blocks
+    assert memory_bytes(few, both).gathered == 2 * (2 + 2) * LLAMA_8B.num_block_parameters / 8
     mine = (32 * LLAMA_8B.num_block_parameters + 128_256 * H) / 8
     sent = (2 + 2 + 4) * mine * 7 / 8  # two gathers in 16 bit, and gradients in float32
     m = 256 / 8
@@ -155,7 +157,8 @@ def test_all_choices_open(say, million_s):
     say(f"405B on 16,384 GPUs, all choices open: {min(times):.3f} s, {min(times) / million_s:.1f} million additions")
     assert min(times) <= 15 * million_s
     small = Training(PRESET_MODELS["llama-70b"], Cluster(GPUS["h100"], 16), stack_for("fsdp", "h100"), 256)
-    few, many = (best_layouts(small, choices, best=20) for choices in (Choices(), ALL_OPEN))
+    every = Choices(headroom=0), replace(ALL_OPEN, headroom=0)  # the fastest are tight
+    few, many = (best_layouts(small, choices, best=20) for choices in every)
     assert many[0].seconds.total < few[0].seconds.total
     sharded = [one for one in all_layouts(small, ALL_OPEN) if one.zero == 3]
     assert {one.pp for one in sharded} == {1} and {(one.tp > 1, one.replicas > 1) for one in sharded} == {
@@ -164,9 +167,8 @@ def test_all_choices_open(say, million_s):
     assert {one.shards * one.tp for one in sharded if one.replicas > 1} == {8}, "a node"
     for layout in (one.layout for one in best_layouts(training(), ALL_OPEN, best=50)):
         if layout.recompute != "none" or layout.loss_chunks > 1:
-            assert not fits(training(), layout._replace(recompute="none", every=1, loss_chunks=1)), layout_text(
-                layout
-            )
+            plain = layout._replace(recompute="none", every=1, loss_chunks=1)
+            assert memory_bytes(training(), plain).total > 0.9 * training().room_bytes, layout_text(layout)
 
 
 # ---- runs that came later -------------------------------------------------------------------------------------------
@@ -186,11 +188,11 @@ def test_fsdp_on_h100(say):
     assert 77 <= memory_bytes(*training_of(eager)).total / 2**30 + 1 <= 82
 
 
-@pytest.mark.parametrize(("cp", "most"), [(1, 0.04), (2, 0.24), (4, 0.03), (8, 0.02)])
+@pytest.mark.parametrize(("cp", "most"), [(1, 0.2), (2, 0.1), (4, 0.06), (8, 0.03)])
 def test_long_sequences_of_fsdp(cp, most):
-    """In FP8, which is not modelled; with two ranks of context parallelism attention seems balanced."""
+    """In FP8, of which no run of this stack calibrates the speed: with one rank it is a fifth too fast."""
     row = LATER_ROWS[f"TT-H100 8B FP8 cp{cp}"]
-    assert abs(predict(row).error) < most and predict(row).without == "FP8"
+    assert abs(predict(row).error) < most
     assert memory_bytes(*training_of(row)).total / 2**30 == pytest.approx(row["memory_gib"], rel=0.015)
 
 
@@ -231,7 +233,7 @@ def test_medians_count_a_configuration_once():
         "all": 186,
     }
     words = rows_text([predict(row) for row in LATER_ROWS.values()])
-    assert "FP8 is not modelled" in words and "calibrated" in words and "configurations" in words
+    assert "fsdp, H100-500W, FP8" in words and "calibrated" in words and "configurations" in words
 
 
 @pytest.mark.parametrize(
