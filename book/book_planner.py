@@ -22,6 +22,7 @@ from lib.cost.sizes import OPTIMIZERS, PLANNED_RECOMPUTE, ModelShape
 from lib.planner import margin, search, seconds
 from lib.planner.evidence import EVIDENCE, percent, read_evidence
 from lib.planner.expert_report import HOW_COUNTED
+from lib.planner.experts import NO_SECONDS_OF_EXPERTS
 from lib.planner.fp8 import CALIBRATED_IN_8_BIT, SPEEDUPS, WITHOUT_FP8
 from lib.planner.training import GPUS, NO_SECONDS, PRESET_MODELS, STACKS, Cluster, Training, stack_for
 
