@@ -15,7 +15,7 @@ from lib.planner.training import Training
 from lib.planner.why_fell import Ran, why_it_fell
 
 SWEPT = "batch", "gpus", "network"
-MOST_NODES_SWEPT = 64
+NODES_SWEPT = 1, 2, 4, 8, 16, 32, 64
 # From the largest on, because throughput per GPU falls with both.
 TIMES_BATCH = (8, 4, 2, 1, 1 / 2, 1 / 4, 1 / 8)
 TIMES_NETWORK = (4, 2, 1, 1 / 2, 1 / 4, 1 / 8)
@@ -105,8 +105,7 @@ def _numbers_of_gpus(training: Training) -> list[tuple[float, Training]]:
     cluster = training.cluster
     if cluster.device.network_Bps is None:
         raise ValueError("a sweep over GPUs needs the network between nodes: give --network, such as 25GB per GPU")
-    powers = [2**k for k in range(MOST_NODES_SWEPT.bit_length())]
-    sizes = sorted({cluster.per_node * nodes for nodes in powers} | {cluster.gpus})
+    sizes = sorted({cluster.per_node * nodes for nodes in NODES_SWEPT} | {cluster.gpus})
     return [(n, replace(training, cluster=replace(cluster, gpus=n))) for n in sizes]
 
 

@@ -129,7 +129,8 @@ def _other_batch(training: Training, choices: Choices) -> list[str]:
 
 def _shorter(training: Training, choices: Choices) -> list[str]:
     model = training.model
-    shorter = (replace(training, model=replace(model, context=model.context >> k)) for k in range(1, 30))
+    lengths = (model.context >> k for k in range(1, model.context.bit_length()))
+    shorter = (replace(training, model=replace(model, context=tokens)) for tokens in lengths)
     first = _first_that_fits(shorter, choices)
     return [f"sequences of {first.model.context:,} tokens"] if first else []
 

@@ -41,7 +41,7 @@ def why_it_fell(before: Ran, now: Ran) -> str:
         cause = _cause_of_messages(kind, now, waits_then[kind].times(scale), waits_now[kind])
     else:
         cause = _cause(kind, before, now)
-    return f"{less:.1%} less per GPU: {surplus[kind]:.3g} s more for {kind}: {cause}"
+    return f"{less:.1%} less per GPU: {_short(surplus[kind])} s more for {kind}: {cause}"
 
 
 def _cause(kind: str, before: Ran, now: Ran) -> str:
@@ -50,7 +50,7 @@ def _cause(kind: str, before: Ran, now: Ran) -> str:
         m, m_then = (one.layout.microbatches(one.training.global_batch) for one in (now, before))
         return f"pp {now.layout.pp} with {m:,.0f} microbatches, after pp {before.layout.pp} with {m_then:,.0f}"
     if kind == "optimizer":
-        return f"{now.per_gpu:.3g} sequences per GPU, after {before.per_gpu:.3g}"
+        return f"{_short(now.per_gpu)} sequences per GPU, after {_short(before.per_gpu)}"
     return f"{layout_text(now.layout)}, after {layout_text(before.layout)}"
 
 
@@ -65,11 +65,11 @@ def _cause_of_messages(axis: str, now: Ran, then: AxisWait, wait: AxisWait) -> s
     part = max(grew, key=lambda part: grew[part])
     steps, where = _steps(axis, now)
     if part == "hidden":
-        return f"{wait.hidden_s:.3g} s of its messages hide behind computation, after {then.hidden_s:.3g}"
+        return f"{_short(wait.hidden_s)} s of its messages hide behind computation, after {_short(then.hidden_s)}"
     if part == "latency":
-        return f"latency of {steps:,} steps {where}, {latency_s:.3g} s"
+        return f"latency of {steps:,} steps {where}, {_short(latency_s)} s"
     rate = wait.messages.bytes / sent_s / 1e9
-    return f"{wait.messages.bytes / 1e9:.3g} GB {where} at {rate:.3g} GB/s, {sent_s:.3g} s"
+    return f"{_short(wait.messages.bytes / 1e9)} GB {where} at {_short(rate)} GB/s, {_short(sent_s)} s"
 
 
 def _steps(axis: str, of: Ran) -> tuple[int, str]:
@@ -82,3 +82,8 @@ def _steps(axis: str, of: Ran) -> tuple[int, str]:
         "pp": (x.pp, x.gpus),
     }[axis]
     return ranks - 1, "between nodes" if reach > of.training.cluster.per_node else "inside a node"
+
+
+def _short(x: float) -> str:
+    """Three digits: `1,024`, `0.31`."""
+    return f"{x:,.0f}" if x >= 999.5 else f"{x:.3g}" if x >= 0.001 else "less than 0.001"
