@@ -638,6 +638,39 @@ def test_another_schedule_is_searched_where_it_is_chosen(page_at):
     assert "of all layouts" in page.inner_text(".best") and "search=all" in page.url
 
 
+def test_a_sweep_is_drawn_and_listed(page_at):
+    """As many points as layouts; one node sends nothing over a network; and the address keeps it."""
+    page = page_at("?gpus=64&batch=256&tp=4&pp=4&b=1&network=5")
+    assert not page.is_visible(".sweep")
+    page.check("input[name=sweep][value=gpus]")
+    run = Training(PRESET_MODELS["llama-70b"], Cluster(GPUS["h100"], 64), stack_for("megatron", "h100"), 256)
+    run = replace(run, cluster=replace(run.cluster, device=replace(GPUS["h100"], network_Bps=5e9)))
+    rows = sweep(run, "gpus")
+    assert page.locator(".sweep circle").count() == sum(row.planned is not None for row in rows) == 6
+    said = page.inner_text(".sweep table")
+    for row in rows:
+        assert f"{row.tokens_per_s_per_gpu:,.0f}" in said and row.reason in said and row.nothing in said
+    assert "nothing fits" in said and "sweep=gpus" in page.url
+    again = page_at("?" + urlsplit(page.url).query)
+    assert again.inner_text(".sweep") == page.inner_text(".sweep")
+    assert violations(again) == []
+    typed(page, gpus=8)
+    page.check("input[name=sweep][value=network]")
+    assert "send nothing over a network" in page.inner_text(".sweep")
+    page.check("input[name=sweep][value=off]")
+    assert not page.is_visible(".sweep")
+
+
+def test_a_library_is_told_its_lack(page_at):
+    """No pipeline for fully_shard, unless it is told that it would be faster; the choices of torchtitan have one."""
+    page = page_at("?gpus=64&batch=64&stack=fsdp&network=1&tp=8&zero=1&b=1&recompute=full")
+    best = page.inner_text(".best ol")
+    assert " · pp 1 · " in best and not re.search("pp [2-9]", best)
+    assert re.search("With a pipeline.*, which fully_shard does not have, .* times as fast", page.inner_text(".lack"))
+    page.select_option("[name=stack]", "torchtitan")
+    assert re.search("pp [2-9]", page.inner_text(".best ol")) and "pipeline" not in page.inner_text(".best")
+
+
 def test_a_misspelt_address_changes_nothing(page_at):
     said = verdict(page_at())
     assert verdict(page_at("#tp=x&stack=<b>&__proto__=1&zero=&nothing")) == said
@@ -786,7 +819,7 @@ def test_hybrid_sharding_and_zero_3_with_tp(page_at):
         page.check(f"input[name=zero][value='{zero}']")
         layout = Layout4D(2, 1, 1, 32, 1, 1, 3, True, replicas=copies)
         assert f"Peak memory is {memory_bytes(run, layout).total / 1e9:.1f} GB" in verdict(page)
-        assert "of all layouts" in page.inner_text(".best")
+        assert "of all layouts" not in page.inner_text(".best"), "fully_shard has both"
     # Heads and layers that nothing splits: ZeRO is all that can be chosen.
     config = json.dumps(LLAMA8 | {"num_hidden_layers": 29, "hidden_size": 23 * 128} | dict.fromkeys(HEADS, 23))
     page = page_at(f"?model=config&config={quote(config)}&gpus=64&batch=64&stack=fsdp&seq=2048&search=all")

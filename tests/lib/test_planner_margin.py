@@ -8,7 +8,7 @@ import pytest
 from book.published.layouts import read_tables
 from lib.planner import Choices, Cluster, Layout4D, Training, best_layouts, memory_bytes, step_s
 from lib.planner.margin import RAN_AT_FILL, memory_verdict, ran_text, verdict_text
-from lib.planner.report import others_text, report_of_layout
+from lib.planner.report_search import others_text, report_of_layout
 from lib.planner.search import Planned, all_layouts
 from lib.planner.stacks import STACKS, stack_name
 from lib.planner.training import GPUS, PRESET_MODELS, stack_for
