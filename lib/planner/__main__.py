@@ -26,7 +26,7 @@ from lib.planner.fp8 import in_8_bit
 from lib.planner.options import ALL_SIZES, SIZES, STEP_TOKENS, options_given, planner_options
 from lib.planner.refusals import refusal
 from lib.planner.report import report_of_layout, wrapped
-from lib.planner.report_search import choices_text, others_text, sweep_text
+from lib.planner.report_search import choices_text, needs_text, others_text, sweep_text
 from lib.planner.search import choices_of, recommended, recommended_by_memory
 from lib.planner.sweep import sweep
 from lib.planner.training import GPUS, PRESET_MODELS, stack_for
@@ -85,6 +85,7 @@ def printed_memory(args: argparse.Namespace, notes: Sequence[str] = ()) -> str:
         return json.dumps(asdict(training) | {"report": asdict(report), "layouts": more, "notes": notes}, indent=1)
     lines = [nothing or "layouts that fit, the least split first:"]
     lines += [f"{i}. {layout_text(one)}, {memory.total / 1e9:.1f} GB" for i, (one, memory) in enumerate(found, 1)]
+    lines += needs_text(training, found[0][0]) if found else []
     return "\n\n".join(filter(None, [wrapped(notes), str(report), wrapped(lines)]))
 
 

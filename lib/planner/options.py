@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Iterable
+from difflib import get_close_matches
 
 from lib.cost.adapters import BASES
 from lib.cost.expert_models import EXPERT_MODELS
@@ -31,7 +33,7 @@ COUNTS = "tp cp pp dp ep microbatch stages-per-rank replicas every loss-chunks".
 def planner_options(prog: str, about: str) -> argparse.ArgumentParser:
     """The options of a model, a cluster, a layout and a search; an option that is not given is None."""
     parser = argparse.ArgumentParser(prog=prog, description=about, allow_abbrev=False)
-    parser.error = lambda message: parser.exit(2, f"{parser.prog}: {message}\n")
+    parser.error = lambda message: parser.exit(2, f"{parser.prog}: {message}{_meant(parser, message)}\n")
     count, on = {"type": _count, "metavar": "N"}, {"action": "store_true"}
     model = parser.add_argument_group("model")
     model.add_argument(
@@ -98,6 +100,13 @@ def planner_options(prog: str, about: str) -> argparse.ArgumentParser:
             option = f"--{name.split()[-1].lower()}"
             parser.add_argument(option, dest=name, nargs="?", const=True, help=argparse.SUPPRESS)
     return parser
+
+
+def _meant(parser: argparse.ArgumentParser, message: str) -> str:
+    """The option whose name is nearest to one that does not exist, in words; nothing for all other messages."""
+    unknown = re.search(r"unrecognized arguments: (--[\w-]+)", message)
+    near = unknown and get_close_matches(unknown[1], re.findall(r"--[\w-]+", parser.format_usage()), n=1)
+    return f"; or did you mean {near[0]}" if near else ""
 
 
 def options_given(args: argparse.Namespace, names: Iterable[str]) -> dict:

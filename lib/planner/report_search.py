@@ -12,7 +12,7 @@ from lib.planner.margin import TIGHT, memory_verdict
 from lib.planner.report import table, wrapped
 from lib.planner.search import Planned, choices_of, compared, lacking, why_slower
 from lib.planner.sweep import SweptRow
-from lib.planner.training import Training
+from lib.planner.training import Layout4D, Training
 
 
 def others_text(
@@ -74,7 +74,13 @@ def choices_text(training: Training, found: list[Planned], choices: Choices) -> 
         by = f"{times - 1:.0%} faster" if times < 2 else f"{times:.1f} times as fast"
         said = f"{layout_text(planned.layout)}, {planned.memory.total / 1e9:.1f} GB, {planned.seconds.total:.2f} s"
         return [f"with {listed(parts)}, which {library} does not have, {by}: {said}"]
-    parts = beyond(usual, found[0].layout)
+    return needs_text(training, found[0].layout)
+
+
+def needs_text(training: Training, layout: Layout4D) -> list[str]:
+    """A sentence on the parts of the first layout that the library lacks, if there are any."""
+    parts = beyond(choices_of(training), layout)
+    library = LIBRARIES[training.stack.library].name
     return [f"the first needs {listed(parts)}, which {library} does not have"] if parts else []
 
 

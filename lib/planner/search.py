@@ -88,7 +88,7 @@ def _fastest(training: Training, choices: Choices, best: int) -> list[Planned]:
     if training.no_seconds:
         raise ValueError(f"{training.no_seconds}; layouts_by_memory lists layouts without them")
     found: dict[bool, list[tuple[float, float, Planned]]] = {False: [], True: []}  # whether they are tight
-    for least_s, plain in ordered(training, choices):
+    for least_s, plain in _in_order(training, choices):
         enough_s = (
             found[False][-1][0] if len(found[False]) == best else math.inf
         )  # a slower one is not among the best
@@ -130,7 +130,7 @@ def lacking(training: Training, best: Planned, headroom: float) -> tuple[list[st
     return (parts, fastest) if parts and best.seconds.total >= WORTH * fastest.seconds.total else None
 
 
-def ordered(training: Training, choices: Choices) -> list[tuple[float, Layout4D]]:
+def _in_order(training: Training, choices: Choices) -> list[tuple[float, Layout4D]]:
     """All choices of ranks, with the seconds that a step takes at least, from the least on."""
     found = [(_least_s(training, choices, plain), plain) for plain in plain_layouts(training, choices)]
     return sorted(found, key=lambda one: one[0])

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from lib.planner.choices import Choices, layout_text
 from lib.planner.search import Planned, recommended
 from lib.planner.training import Training
-from lib.planner.why_fell import Ran, why_it_fell
+from lib.planner.why_fell import PlacedTraining, why_it_fell
 
 SWEPT = "batch", "gpus", "network"
 NODES_SWEPT = 1, 2, 4, 8, 16, 32, 64
@@ -67,14 +67,16 @@ def sweep(training: Training, what: str, choices: Choices | None = None) -> list
     """A row for each value of `batch`, `gpus` or `network`: with more and more GPUs, smaller batches, slower networks.
 
     Raises:
-        ValueError: no such sweep, or it would change nothing.
+        ValueError: no such sweep, or it would change nothing; or seconds are not modelled.
     """
+    if training.no_seconds:
+        raise ValueError(training.no_seconds)
     rows: list[SweptRow] = []
     for value, changed in _values(training, what):
         row = _searched(value, changed, choices)
         before = next((one for one in reversed(rows) if one.planned), None)
         if before and row.planned and row.tokens_per_s_per_gpu < (1 - FELL) * before.tokens_per_s_per_gpu:
-            ran = (Ran(one.training, one.planned.layout) for one in (before, row) if one.planned)
+            ran = (PlacedTraining(one.training, one.planned.layout) for one in (before, row) if one.planned)
             row = replace(row, reason=why_it_fell(*ran))
         rows.append(row)
     return rows

@@ -15,7 +15,7 @@ from lib.planner.seconds import Seconds, step_and_waits
 from lib.planner.training import Layout4D, Training
 
 
-class Ran(NamedTuple):
+class PlacedTraining(NamedTuple):
     """A training in a layout."""
 
     training: Training
@@ -27,7 +27,7 @@ class Ran(NamedTuple):
         return self.training.global_batch / self.training.cluster.gpus
 
 
-def why_it_fell(before: Ran, now: Ran) -> str:
+def why_it_fell(before: PlacedTraining, now: PlacedTraining) -> str:
     """`14.0% less per GPU: 0.31 s more for dp: latency of 1,023 steps between nodes, 0.31 s`."""
     seconds_then, waits_then = step_and_waits(*before)
     seconds_now, waits_now = step_and_waits(*now)
@@ -44,7 +44,7 @@ def why_it_fell(before: Ran, now: Ran) -> str:
     return f"{less:.1%} less per GPU: {_short(surplus[kind])} s more for {kind}: {cause}"
 
 
-def _cause(kind: str, before: Ran, now: Ran) -> str:
+def _cause(kind: str, before: PlacedTraining, now: PlacedTraining) -> str:
     """Of computation, the bubble or the optimizer."""
     if kind == "bubble":
         m, m_then = (one.layout.microbatches(one.training.global_batch) for one in (now, before))
@@ -54,7 +54,7 @@ def _cause(kind: str, before: Ran, now: Ran) -> str:
     return f"{layout_text(now.layout)}, after {layout_text(before.layout)}"
 
 
-def _cause_of_messages(axis: str, now: Ran, then: AxisWait, wait: AxisWait) -> str:
+def _cause_of_messages(axis: str, now: PlacedTraining, then: AxisWait, wait: AxisWait) -> str:
     """The part that grew most; `then` has the seconds of the first run, scaled."""
     latency_s, sent_s = wait.messages.latency_s, wait.messages.seconds - wait.messages.latency_s
     grew = {
@@ -72,7 +72,7 @@ def _cause_of_messages(axis: str, now: Ran, then: AxisWait, wait: AxisWait) -> s
     return f"{_short(wait.messages.bytes / 1e9)} GB {where} at {_short(rate)} GB/s, {_short(sent_s)} s"
 
 
-def _steps(axis: str, of: Ran) -> tuple[int, str]:
+def _steps(axis: str, of: PlacedTraining) -> tuple[int, str]:
     """Steps of a ring on this axis, and whether it leaves a node."""
     x, inner = of.layout, of.layout.tp * of.layout.cp
     ranks, reach = {
