@@ -105,8 +105,8 @@ def planner_options(prog: str, about: str) -> argparse.ArgumentParser:
 def _meant(parser: argparse.ArgumentParser, message: str) -> str:
     """The option whose name is nearest to one that does not exist, in words; nothing for all other messages."""
     unknown = re.search(r"unrecognized arguments: (--[\w-]+)", message)
-    near = unknown and get_close_matches(unknown[1], re.findall(r"--[\w-]+", parser.format_usage()), n=1)
-    return f"; or did you mean {near[0]}" if near else ""
+    near = unknown and get_close_matches(unknown[1], re.findall(r"--[\w-]+", parser.format_usage()), n=2)
+    return f"; or did you mean {' or '.join(near)}" if near else ""
 
 
 def options_given(args: argparse.Namespace, names: Iterable[str]) -> dict:

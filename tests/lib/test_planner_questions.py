@@ -54,9 +54,7 @@ def test_a_13b_on_two_slow_nodes(ask):
     assert seconds(plain)["tp"] + seconds(plain)["cp"] + seconds(plain)["dp"] < 0.05 * sum(seconds(plain).values())
     assert layout.recompute not in ("none", "full"), "less than all is recomputed"
     _, wide = ask(f"{question} --tp 1 --cp 4 --pp 1 --dp 4 --recompute full --zero 3")
-    assert wide["report"]["seconds"]["dp"] > sum(seconds(plain).values()), (
-        "ZeRO-3 over this network alone takes longer"
-    )
+    assert wide["report"]["seconds"]["dp"] > 10 * seconds(plain)["pp"], "ZeRO-3 would wait for this network"
 
 
 def test_lora_on_24_gb(ask, refused):
@@ -169,7 +167,7 @@ def test_days_and_money(ask):
 @pytest.mark.parametrize(
     ("question", "words"),
     [
-        ("--model llama3-8b --gpsu 8", "unrecognized arguments: --gpsu 8; or did you mean --gpus"),
+        ("--model llama3-8b --gpsu 8", "unrecognized arguments: --gpsu 8; or did you mean --gpu or --gpus"),
         ("--model llama3-8b --gpus eight", "eight must be a whole number"),
         ("--model llama3-8b --gpus 8 --sweep gpu", "invalid choice: 'gpu'"),
         ("--model llama3-8b --gpus 1000003", "1,000,003 GPUs"),
