@@ -12,7 +12,7 @@ from typing import NamedTuple
 from lib.cost.adapters import ADAPTER_RECIPE
 from lib.cost.bubble import kept_by
 from lib.cost.held import state_bytes
-from lib.cost.sizes import recipe_of_optimizer
+from lib.cost.sizes import OPTIMIZERS, recipe_of_optimizer
 from lib.planner.seconds import block_kept_bytes, stage_layers
 from lib.planner.training import Layout4D, Training
 
@@ -129,9 +129,9 @@ def _state(
     if training.adapters:
         frozen = held.blocks * training.adapters.base_bytes + 2 * (held.embedding + held.head)
         parameters += frozen / (shards if zero == 3 else 1)
-    elif recipe.embedding_state_bytes is not None:
-        more = held.embedding * (recipe.embedding_state_bytes - recipe.state_bytes)
-        more += held.head * (recipe.head_state_bytes - recipe.state_bytes)
+    else:
+        of_block, of_embedding, of_head = OPTIMIZERS[training.optimizer]
+        more = held.embedding * (of_embedding - of_block) + held.head * (of_head - of_block)
         optimizer += more / (shards if zero else 1)
     if whole:
         gradients = held.trained * training.stack.whole_gradient_bytes
