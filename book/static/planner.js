@@ -8,13 +8,7 @@ const many = new Intl.NumberFormat("en").format; // 16,384
 const oneOf = (ns) => new Intl.ListFormat("en-GB", { type: "disjunction" }).format(ns.map(String)); // 1, 2 or 4
 
 // A recipe with the states of an optimizer.
-const recipeOf = (recipe, [blocks, embedding, head]) => ({
-  ...recipe,
-  state_bytes: blocks,
-  ...(blocks === embedding && blocks === head
-    ? { embedding_state_bytes: null, head_state_bytes: null }
-    : { embedding_state_bytes: embedding, head_state_bytes: head }),
-});
+const recipeOf = (recipe, [ofBlock]) => ({ ...recipe, state_bytes: ofBlock });
 
 const planner = (training, limits) => {
   const { model, device, stack, gpus, per_node: perNode, global_batch: batch } = training;
@@ -186,9 +180,8 @@ const planner = (training, limits) => {
     const { zero, dp, cp, replicas } = layout, shards = Math.floor((dp * cp) / replicas);
     const kept = adapters ? recipeOf(limits.adapter_recipe, limits.optimizers[optimizer]) : recipe;
     const trained = held.adapters || held.blocks + held.embedding + held.head;
-    const states = (of) => (of ?? kept.state_bytes) - kept.state_bytes;
-    const more = adapters ? 0
-      : held.embedding * states(kept.embedding_state_bytes) + held.head * states(kept.head_state_bytes);
+    const [ofBlock, ofEmbedding, ofHead] = limits.optimizers[optimizer];
+    const more = adapters ? 0 : held.embedding * (ofEmbedding - ofBlock) + held.head * (ofHead - ofBlock);
     const frozen = adapters ? held.blocks * adapters.base_bytes + 2 * (held.embedding + held.head) : 0;
     return {
       parameters: (trained * kept.weight_bytes + frozen) / (zero >= 3 ? shards : 1),
