@@ -143,6 +143,9 @@ def best_layouts(training: Training, choices: Choices | None = None, best: int =
     fitting = [(layout, memory) for layout, memory in held.items() if memory.total <= room]
     if not fitting:
         raise ValueError(_nothing(training, choices, held))
+    roomy = [one for one in fitting if one[1].total <= easy]
+    if len(roomy) >= best:  # then no tight layout is among the best
+        fitting = roomy
     planned = [Planned(layout, step_s(training, layout), memory) for layout, memory in fitting]
     return sorted(planned, key=lambda plan: (plan.memory.total > easy, plan.seconds.total, plan.memory.total))[:best]
 
