@@ -1,6 +1,6 @@
 """The numbers of *Will it fit?*: what `lib.planner` knows of models, GPUs and stacks, as JSON in the page.
 
-A page says `{planner}`. In the browser `static/planner.js` computes with them, `static/model_config.js` reads the model
+A page says `{planner}`. In the browser `static/planner*.js` compute with them, `static/model_config.js` reads the model
 of a `config.json`, `static/experts.js` counts models with experts, and `static/will_it_fit.js` makes the controls and
 shows what comes out. Where a page says `{planner_trust}`, a table says how far published runs were missed.
 """
@@ -19,14 +19,26 @@ from lib.cost.expert_models import EXPERT_MODELS
 from lib.cost.experts import ExpertShape
 from lib.cost.models import NOT_IN_A_NAME, NOT_MODELLED
 from lib.cost.sizes import OPTIMIZERS, PLANNED_RECOMPUTE, ModelShape
-from lib.planner import margin, search, seconds
+from lib.planner import margin, messages, search, seconds
 from lib.planner.evidence import EVIDENCE, percent, read_evidence
 from lib.planner.expert_report import HOW_COUNTED
 from lib.planner.experts import NO_SECONDS_OF_EXPERTS
 from lib.planner.fp8 import CALIBRATED_IN_8_BIT, SPEEDUPS, WITHOUT_FP8
 from lib.planner.training import GPUS, NO_SECONDS, PRESET_MODELS, STACKS, Cluster, Training, stack_for
 
-SCRIPTS = "planner.js", "model_config.js", "experts.js", "will_it_fit.js"
+SCRIPTS = (
+    "planner_sizes.js",
+    "planner_messages.js",
+    "planner_seconds.js",
+    "planner_memory.js",
+    "planner_margin.js",
+    "planner_layouts.js",
+    "planner.js",
+    "model_config.js",
+    "experts.js",
+    "will_it_fit_messages.js",
+    "will_it_fit.js",
+)
 QUANTITIES = {
     "seconds": "seconds of a step",
     "seconds in FP8": "seconds of a step in FP8",
@@ -87,6 +99,17 @@ def numbers() -> dict:
             "tokens_of_cp": search.FEWEST_TOKENS,
             "optimizer_bytes": seconds.OPTIMIZER_BYTES,
             "tp_sums": seconds.TP_SUMS,
+            "bucket": seconds.BUCKET,
+            "bucket_of_a_rank": seconds.BUCKET_OF_A_RANK,
+            "messages": {
+                "begin_s": messages.BEGIN_S,
+                "link_step_s": messages.LINK_STEP_S,
+                "network_step_s": messages.NETWORK_STEP_S,
+                "tree_begin_s": messages.TREE_BEGIN_S,
+                "tree_link_s": messages.TREE_LINK_S,
+                "tree_network_s": messages.TREE_NETWORK_S,
+                "tree_bandwidth": messages.TREE_BANDWIDTH,
+            },
             "recompute": PLANNED_RECOMPUTE,
             "optimizers": OPTIMIZERS,
             "no_seconds": NO_SECONDS,

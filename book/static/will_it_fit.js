@@ -1,4 +1,4 @@
-// The page "Will it fit?": controls, two stacked bars and the best layouts, computed by planner.js.
+// The page "Will it fit?": controls, two stacked bars and the best layouts, computed by planner.js and planner_*.js.
 //
 // The form is the only state. The address holds what was chosen in it, so that a reader can send it.
 (() => {
@@ -126,7 +126,7 @@
       <div class="bars"><figure></figure><figure></figure></div></div>
     <div class="more">
       <div class="kinds"><ul></ul><ul></ul></div><div class="experts" hidden></div>
-      <p class="answers"></p><div class="best"></div>
+      <p class="answers"></p><div class="best"></div><div class="messages"></div>
       <p class="end"><button type="button" class="copy">Copy link</button> <span>Not modelled: ${
         numbers.limits.not_modelled.join(", ")}.</span></p>
     </div></div>
@@ -295,7 +295,7 @@
 
   // A model with experts has memory and no seconds: a table instead of bars and the fastest layouts.
   const showExperts = (at, shape, training) => {
-    for (const name of [".bars", ".ranks", ".kinds", ".answers"]) part(name).hidden = true;
+    for (const name of [".bars", ".ranks", ".kinds", ".messages", ".answers"]) part(name).hidden = true;
     box.querySelectorAll(".chips input").forEach((input) => { input.title = ""; });
     try {
       const { word, sentence, html } = experts.answer(shape, training, at);
@@ -356,7 +356,7 @@
     }
 
     for (const name of [".bars", ".kinds", ".answers"]) part(name).hidden = refusal !== null;
-    for (const name of [".bars figure + figure", ".kinds ul + ul", ".answers"])
+    for (const name of [".bars figure + figure", ".kinds ul + ul", ".messages", ".answers"])
       part(name).hidden = refusal !== null || of.noSeconds !== "";
     if (!refusal) {
       const width = part("figure").clientWidth;
@@ -371,6 +371,7 @@
         const fastest = found.slice(0, 1).map(({ stepS }) => [stepS, `fastest ${sec(stepS)}`, true]);
         draw(1, `Time of a step: ${sec(own.stepS)}`, own.seconds, 1.02 * Math.max(own.stepS, found[0]?.stepS ?? 0),
           fastest, (x) => `${sec(x)} (${((100 * x) / own.stepS).toFixed(0)}%)`);
+        part(".messages").innerHTML = messagesTable(of.sends(own));
         part(".answers").innerHTML = answersText(of, own, tokens, price);
       }
     }

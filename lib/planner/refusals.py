@@ -1,7 +1,7 @@
 """Why a layout cannot be: one sentence with the numbers, and what would make it possible.
 
-`book/static/planner.js` says the same in the same words, and `lib.planner.search` proposes exactly the layouts that
-nothing here refuses; tests compare the three.
+`book/static/planner_layouts.js` says the same in the same words, and `lib.planner.search` proposes exactly the layouts
+that nothing here refuses; tests compare the three.
 """
 
 from __future__ import annotations

@@ -7,8 +7,9 @@ import json
 import math
 import random
 import re
+from collections import Counter
 from dataclasses import replace
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs, quote, urlsplit
 
 import pytest
 
@@ -21,9 +22,11 @@ from lib.layout import divisors
 from lib.planner import Choices, Cluster, Layout4D, Training, best_layouts, memory_bytes, step_s
 from lib.planner.evidence import percent
 from lib.planner.margin import ran_text, verdict_text
+from lib.planner.messages import LINK_STEP_S, NETWORK_STEP_S
 from lib.planner.refusals import refusal
 from lib.planner.report import report_of_layout
 from lib.planner.search import ALL_OPEN, all_layouts, layouts_by_memory, why_slower
+from lib.planner.seconds import step_and_waits
 from lib.planner.training import GPUS, PRESET_MODELS, STACKS, stack_for
 from tests.book.book_project import BOOK, build, live_html, load, soup, violations
 from tests.book.test_explain import BAD_CONFIGS, LLAMA8, MODELS
@@ -33,6 +36,7 @@ extension = load("book_planner")
 NUMBERS = extension.numbers()
 ALL = Choices(context_parallel=True)
 EVERYTHING = replace(ALL_OPEN, zero=(0, 1, 2, 3), every=(1,), loss_chunks=(1,))
+HEADS = "num_attention_heads", "num_key_value_heads"
 OPEN = "{zeroBubble: true, hybrid: true, ways: limits.recompute, everies: [1, 2], pieces: [1, 8]}"
 
 
@@ -40,7 +44,7 @@ OPEN = "{zeroBubble: true, hybrid: true, ways: limits.recompute, everies: [1, 2]
 def page(browser):
     """A blank page with the formulas in it, and with the reader of configs."""
     page = browser.new_page()
-    for script in extension.SCRIPTS[:2]:
+    for script in extension.SCRIPTS[:-1]:
         page.add_script_tag(path=BOOK / "static" / script)
     return page
 
@@ -149,6 +153,52 @@ def test_seconds_and_bytes_of_a_thousand_random_layouts(page, say):
         assert math.isclose(said["room"], run.cluster.device.memory_bytes * run.stack.usable_share)
         worst = max(worst, *found)
     say(f"planner.js and lib.planner differ by {worst:.1e} at most")
+
+
+def parted(wait) -> dict[str, float]:
+    """A wait of Python in one dictionary, as the script's."""
+    return wait.messages._asdict() | {
+        "beside_s": wait.beside_s,
+        "hidden_s": wait.hidden_s,
+        "exposed_s": wait.exposed_s,
+    }
+
+
+def test_messages_of_each_axis_and_what_hides_of_them(page, say):
+    """Their bytes, seconds and latency, and how many computation hides: on slow wires, and on thousands of GPUs."""
+    rng, seen, most = random.Random(5), Counter(), 0
+    layouts = [some_layout(rng) for _ in range(700)]
+    layouts = [one._replace(dp=one.dp * rng.choice((1, 1, 64, 512)), replicas=1) for one in layouts]
+    layouts += [one._replace(zero=3, cp=1, replicas=rng.choice(divisors(one.dp))) for one in layouts[:100]]
+    layouts = [one for one in layouts if one.gpus <= 2**20]  # all that the page takes
+    runs = [some_training(rng, layout.gpus) for layout in layouts]
+    runs = [changed(run, rng) for run in runs]
+    what = """Object.fromEntries(Object.entries(of.planned(layout).waits).map(([axis, { messages, ...wait }]) =>
+        [axis, { ...messages, ...wait, exposed_s: messages.seconds - wait.hidden_s }]))"""
+    for said, run, layout in zip(ask(page, what, runs, layouts), runs, layouts, strict=True):
+        seconds, ours = step_and_waits(run, layout)
+        assert list(said) == list(ours) == ["tp", "cp", "pp", "dp"]
+        for axis, wait in ours.items():
+            whole = max(wait.messages.seconds, wait.beside_s)
+            assert said[axis].keys() == parted(wait).keys()
+            for name, value in parted(wait).items():
+                wrong = abs(said[axis][name] - value) > 1e-9 * (value if name in ("bytes", "latency_s") else whole)
+                assert not wrong, (axis, name, said[axis][name], value, run, layout)
+            seen[axis, "hides in part"] += 0 < wait.hidden_s < wait.messages.seconds * (1 - 1e-9)
+            seen[axis, "latency"] += wait.messages.latency_s > 0.5 * wait.messages.seconds
+        most = max(most, layout.gpus)
+    assert min(seen[axis, "hides in part"] for axis in ours) > 50 and seen["dp", "latency"] > 20 and most > 100_000
+    say(f"on up to {most:,} GPUs; axes of which a part hides, and those that are half latency: {dict(seen)}")
+
+
+def changed(run: Training, rng: random.Random) -> Training:
+    """The same with wires of 1/256 to 4 times the speed, a link to each peer, or FP8; and a larger batch."""
+    rates = {
+        name: getattr(run.cluster.device, name) * 2 ** rng.uniform(-8, 2) for name in ("link_Bps", "network_Bps")
+    }
+    device = replace(run.cluster.device, **rates, peers=rng.choice((0, 7)))
+    stack = replace(run.stack, fp8_speedup=rng.choice((1.0, 1.5)))
+    return replace(run, cluster=replace(run.cluster, device=device), stack=stack, global_batch=64 * run.global_batch)
 
 
 def partly_trained(rng: random.Random, run: Training) -> Training:
@@ -410,6 +460,40 @@ def test_what_it_says_is_what_python_says(page_at):
     assert f"{first.memory.total / 1e9:.1f} GB" in page.inner_text(".best button >> nth=0")
 
 
+def test_what_each_axis_sends_and_what_hides_of_it(page_at):
+    """The table of messages, against what the command prints."""
+    page = page_at("?gpus=64&tp=4&pp=4&b=1&cp=2&batch=256")
+    run = Training(PRESET_MODELS["llama-70b"], Cluster(GPUS["h100"], 64), stack_for("megatron", "h100"), 256)
+    layout = Layout4D(4, 2, 4, 2, sequence_parallel=True)
+    rows = page.locator(".messages tbody tr").all()
+    sends = report_of_layout(run, layout).sends
+    assert [one["what"].partition(":")[0] for one in sends] == ["tp", "cp", "dp", "pp"] and len(rows) == 4
+    for row, sent in zip(rows, sends, strict=True):
+        whole, late, hidden = sent["seconds"], sent["latency_s"], sent["hidden_s"]
+        speed = sent["bytes"][0] / (whole - late) / 1e9
+        words = f"{sent['what'].replace(':', '')}, {sent['where']} at {shown(speed)} GB/s"
+        said = row.locator("th, td").all_inner_texts()
+        assert said[0] == words and said[2].strip() == f"latency {shown(late)}"
+        assert [said[1], *said[3:]] == [shown(n) for n in (sent["bytes"][0] / 1e9, hidden, whole - hidden)]
+        bars = [bar.bounding_box()["width"] for bar in row.locator("i").all()]
+        assert bars[0] == pytest.approx(sum(bars) * hidden / whole, abs=0.5)
+    assert "tp" not in page_at("?model=llama3-8b&gpus=8&tp=1&b=1&batch=64").text_content(".messages tbody")
+    assert page_at("?model=llama3.2-3b&gpus=1&tp=1&b=1&batch=64").text_content(".messages") == "", "nothing is sent"
+
+
+def shown(number: float) -> str:
+    """As the page has it."""
+    return (
+        f"{number:,.0f}"
+        if number >= 999.5
+        else f"{number:#.3g}".rstrip(".")
+        if number >= 0.001
+        else "<0.001"
+        if number
+        else "0"
+    )
+
+
 @pytest.mark.parametrize(("rows", "word", "ink"), [(1, "It fits.", "ok"), (4, "It is tight.", "tight")])
 def test_a_verdict_of_three_values(page_at, rows, word, ink):
     """73 of 80 GB are not green; the stack, a stack that turns it, and how many published layouts ran are there."""
@@ -665,11 +749,14 @@ def test_hybrid_sharding_and_zero_3_with_tp(page_at):
         layout = Layout4D(2, 1, 1, 32, 1, 1, 3, True, replicas=copies)
         assert f"Peak memory is {memory_bytes(run, layout).total / 1e9:.1f} GB" in verdict(page)
         assert "of all layouts" in page.inner_text(".best")
-    page = page_at("?model=llama3.2-3b&gpus=64&batch=64&stack=fsdp&seq=8192&search=all")
-    run = replace(run, model=replace(PRESET_MODELS["llama3.2-3b"], context=8192))
+    # Heads and layers that nothing splits: ZeRO is all that can be chosen.
+    config = json.dumps(LLAMA8 | {"num_hidden_layers": 29, "hidden_size": 23 * 128} | dict.fromkeys(HEADS, 23))
+    page = page_at(f"?model=config&config={quote(config)}&gpus=64&batch=64&stack=fsdp&seq=2048&search=all")
+    run = replace(run, model=shape_of(json.loads(config), 2048)[0])
     best = best_layouts(run, ALL_OPEN)
-    assert [one.layout.replicas for one in best] == [1, 1, 8] and "8 copies" in page.inner_text(".best")
-    for i, zero in (2, "hsdp"), (0, "1"):
+    assert sorted(one.layout.replicas for one in best) == [1, 1, 8] and "8 copies" in page.inner_text(".best")
+    for i, one in enumerate(best):
+        zero = "hsdp" if one.layout.replicas > 1 else str(one.layout.zero)
         page.locator(f".best button >> nth={i}").click()
         assert page.locator("input[name=zero]:checked").get_attribute("value") == zero
         assert page.get_attribute(f".best button >> nth={i}", "aria-pressed") == "true"
@@ -715,6 +802,13 @@ def test_on_paper_fields_stand_and_of_chips_the_chosen_ones(page_at):
     assert page.locator(".now").evaluate("one => getComputedStyle(one).position") == "static"
 
 
+def test_constants_that_the_page_names():
+    said, stack = (BOOK / "will_it_fit.md").read_text(encoding="utf-8"), stack_for("megatron", "h100")
+    assert f"{LINK_STEP_S * 1e6:.1f} µs on a link and {NETWORK_STEP_S * 1e6:.1f} µs on a network" in said
+    assert f"up to {1 - stack.exposed_tp:.0%} of the tensor-parallel" in said
+    assert [name for name in STACKS if stack_for(name, "h100").exposed_zero3 != 0.5] == ["megatron-2021"]
+
+
 def test_how_far_to_trust_it_comes_from_the_rows(tmp_path):
     out = build(tmp_path, {"index": "# Page\n\n```{planner_trust}\n```\n"}, ["book_planner"])
     rows = {}
@@ -723,5 +817,5 @@ def test_how_far_to_trust_it_comes_from_the_rows(tmp_path):
         rows[row.th.text, what] = cells
     assert rows["megatron, h100", "seconds of a step"][:2] == ["17", "5"]
     assert rows["fsdp, h100-500w", "seconds of a step"] == ["0", "0", "0", "", "", "TT-H100 8B compiled"]
-    missed = extension.numbers()["evidence"]["fsdp, h200"]["memory"]
-    assert rows["fsdp, h200", "peak memory"][3:] == [percent(missed["median"]), percent(missed["worst"]), ""]
+    missed = extension.numbers()["evidence"]["kempner-forge, h200"]["memory"]
+    assert rows["kempner-forge, h200", "peak memory"][3:] == [percent(missed["median"]), percent(missed["worst"]), ""]

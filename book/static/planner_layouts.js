@@ -1,0 +1,118 @@
+// Which layouts can be, why one cannot, and a layout in a line: lib/planner/refusals.py and the lists of search.py.
+
+const plannerLayouts = (of) => {
+  const { limits, stack, gpus, perNode, batch, layers, heads, keyHeads, s, hasEvenStages } = of;
+
+  const upTo = (n) => Array.from({ length: n }, (_, i) => i + 1);
+  const powers = (most) => upTo(Math.floor(Math.log2(most)) + 1).map((k) => 2 ** (k - 1));
+  const divisors = (n) => {
+    const small = upTo(Math.floor(Math.sqrt(n))).filter((k) => n % k === 0);
+    return [...new Set([...small, ...small.map((k) => n / k).reverse()])];
+  };
+  const mostTp = Math.min(heads, limits.nodes_of_tp * perNode);
+  const sharesHeads = (n) => n <= mostTp && heads % n === 0 && (keyHeads % n === 0 || n % keyHeads === 0);
+  const ofNode = (tp) => Math.max(1, Math.floor(perNode / tp)); // data-parallel ranks, over which HSDP shards
+  const mostCp = Math.max(1, 2 ** Math.floor(Math.log2(s / limits.tokens_of_cp)));
+
+  // Which layouts cannot be, and what would make them possible.
+  const REFUSALS = [
+    [({ tp }) => !sharesHeads(tp),
+      ({ tp }) => `${heads} heads${keyHeads < heads ? `, ${keyHeads} of keys and values,` : ""} cannot be shared by ${
+        tp} tensor-parallel ranks: choose tp ${oneOf(divisors(heads).filter((n) => sharesHeads(n) && gpus % n === 0))}.`],
+    [({ cp }) => cp > mostCp || !Number.isInteger(Math.log2(cp)),
+      ({ cp }) => `A context-parallel rank needs ${many(limits.tokens_of_cp)} tokens of a sequence or more: choose cp ${
+        oneOf(powers(mostCp))}, or sequences of ${many(cp * limits.tokens_of_cp)} tokens.`],
+    [({ tp, cp, pp }) => gpus % (tp * cp * pp),
+      ({ tp, cp, pp }) => `${many(gpus)} GPUs do not divide by tp × cp × pp = ${many(tp * cp * pp)}: choose less, or ${
+        many(tp * cp * pp)} GPUs.`],
+    [({ pp, stages_per_rank: v }) => !hasEvenStages(pp * v) || v > limits.stages_per_rank,
+      ({ pp, stages_per_rank: v }) => `${layers} layers do not cut evenly into ${pp * v} stages: choose ${
+        hasEvenStages(pp)
+          ? `v ${oneOf(upTo(limits.stages_per_rank).filter((n) => hasEvenStages(pp * n)))}`
+          : `v 1 and pp ${oneOf(divisors(gpus).filter((n) => n < pp && hasEvenStages(n)))}`}.`],
+    [({ pp, stages_per_rank: v }) => v > 1 && pp === 1,
+      () => "Several stages per rank need a pipeline: choose pp 2 or more, or v 1."],
+    [({ dp }) => batch % dp,
+      ({ dp }) => `${many(batch)} sequences do not divide among ${many(dp)} data-parallel ranks: choose a batch of ${
+        many(Math.ceil(batch / dp) * dp)}, or more ranks for tp, cp or pp.`],
+    [({ dp, rows }) => (batch / dp) % rows,
+      ({ dp, rows }) => `The ${many(batch / dp)} sequences of a data-parallel rank do not divide by ${rows}: choose b ${
+        oneOf(powers(limits.rows).filter((n) => (batch / dp) % n === 0))}.`],
+    [({ pp, dp, rows, stages_per_rank: v }) => v > 1 && (batch / dp / rows) % pp,
+      ({ pp, dp, rows }) => `${many(batch / dp / rows)} microbatches do not divide by pp ${pp}: choose v 1, or batch ${
+        many(Math.ceil(batch / dp / rows / pp) * pp * rows * dp)}.`],
+    [({ pp, zero }) => zero === 3 && pp > 1,
+      () => "ZeRO-3 is planned without pipeline parallelism: choose pp 1, or ZeRO stage 1."],
+    [({ tp, cp, dp, zero, replicas }) => 
+        replicas > 1 && (zero < 3 || dp * cp === replicas || dp * cp !== replicas * ofNode(tp)),
+      ({ tp }) => `Copies are planned with ZeRO-3 over the ${ofNode(tp)} data-parallel ranks of a node: choose 1.`],
+    [({ stages_per_rank: v, schedule }) => v > 1 && schedule === "zb-h1",
+      () => "ZB-H1 has one stage per rank: choose v 1, or ZB-V."],
+    [({ stages_per_rank: v, schedule }) => v !== 2 && schedule === "zb-v",
+      () => "ZB-V has two stages per rank: choose v 2, or ZB-H1."],
+    [({ pp, schedule }) => pp === 1 && schedule !== "1f1b",
+      () => "A schedule needs a pipeline: choose pp 2 or more, or 1F1B."],
+    [({ pp, dp, rows, schedule }) => batch / dp / rows < { "1f1b": 1, "zb-h1": pp, "zb-v": 2 * pp - 1 }[schedule],
+      ({ pp, dp, rows, schedule }) => `${many(batch / dp / rows)} microbatches cannot fill ${
+        schedule.toUpperCase()} on ${pp} stages: choose 1F1B, or batch ${
+        many((schedule === "zb-h1" ? pp : 2 * pp) * rows * dp)}.`],
+    [({ recompute, schedule }) => recompute !== "none" && schedule !== "1f1b",
+      () => "A backward in halves is planned without recomputation: choose none, or 1F1B."],
+    [({ cp, dp, zero }) => zero && dp * cp === 1,
+      () => `ZeRO shards over data-parallel ranks, and there is one: choose ZeRO stage 0, or ${many(2 * gpus)} GPUs.`],
+  ];
+  // Those that heads, tokens and layers allow, and the GPUs divide by; stages per rank are those of a pipeline.
+  const axes = {
+    tp: divisors(heads).filter((n) => sharesHeads(n) && gpus % n === 0),
+    cp: powers(mostCp).filter((n) => gpus % n === 0),
+    pp: divisors(gpus).filter(hasEvenStages),
+    v: (pp) => upTo(limits.stages_per_rank).filter((v) => hasEvenStages(pp * v)),
+  };
+  const canBe = (layout) => !REFUSALS.some(([hits]) => hits(layout));
+  const refusal = (layout) => REFUSALS.find(([hits]) => hits(layout))?.[1](layout) ?? null;
+
+  // Choices are those of lib/planner/search.py, with the same defaults.
+  const layoutsOf = function* (choices) {
+    const { zeroBubble = false, hybrid = false, ways = ["none", "full"], everies = [1], pieces = [1] } = choices;
+    const schedules = zeroBubble ? ["1f1b", "zb-h1", "zb-v"] : ["1f1b"];
+    const recomputes = ways.flatMap((recompute) =>
+      (recompute === "full" ? everies : [1]).map((every) => ({ recompute, every })))
+      .filter(({ recompute }) => recompute !== "selective" || !stack.fused_attention);
+    for (const tp of axes.tp)
+      for (const cp of axes.cp)
+        for (const pp of axes.pp) {
+          const dp = gpus / (tp * cp * pp), copies = (dp * cp) / ofNode(tp);
+          // Written out, because there are many thousands of them.
+          const layoutOf = (rows, v, zero, recompute, schedule, replicas, every, chunks) => ({
+            tp, cp, pp, dp, rows, stages_per_rank: v, zero, sequence_parallel: tp > 1, recompute, schedule, replicas,
+            every, loss_chunks: chunks,
+          });
+          // What the plainest layout on these ranks cannot do, no other can.
+          const possible = (rows, v) => canBe(layoutOf(rows, v, 0, "none", "1f1b", 1, 1, 1));
+          if (!possible(1, 1)) continue;
+          const zeros = [[0, 1], [1, 1], ...(tp === 1 || hybrid ? [[3, 1]] : [])];
+          if (hybrid && Number.isInteger(copies) && copies > 1 && copies < dp * cp) zeros.push([3, copies]);
+          for (const rows of powers(limits.rows))
+            for (const v of upTo(pp > 1 ? limits.stages_per_rank : 1)) {
+              if (!possible(rows, v)) continue;
+              for (const { recompute, every } of recomputes)
+                for (const [zero, replicas] of zeros)
+                  for (const schedule of recompute === "none" && pp > 1 ? schedules : ["1f1b"])
+                    for (const chunks of pieces) {
+                      const layout = layoutOf(rows, v, zero, recompute, schedule, replicas, every, chunks);
+                      if (canBe(layout)) yield layout;
+                    }
+            }
+        }
+  };
+  const allLayouts = (choices) => [...layoutsOf(choices)];
+  const layoutText = (layout) => {
+    const { tp, cp, pp, dp, rows, stages_per_rank: v, zero, recompute, every, schedule } = layout;
+    const again = recompute !== "none" && `recompute ${recompute}${every > 1 ? `, 1 in ${every}` : ""}`;
+    return [`tp ${tp} · ${cp > 1 ? `cp ${cp} · ` : ""}pp ${pp} · dp ${dp}`, `b ${rows}`, v > 1 && `v ${v}`,
+      zero && `ZeRO-${zero}`, layout.sequence_parallel && "sp", layout.replicas > 1 && `${layout.replicas} copies`,
+      again, layout.loss_chunks > 1 && `loss in ${layout.loss_chunks}`, schedule !== "1f1b" && schedule,
+    ].filter(Boolean).join(", ");
+  };
+  return { axes, refusal, layoutsOf, allLayouts, layoutText, upTo, powers, divisors };
+};
