@@ -24,6 +24,7 @@ from lib.planner.__main__ import (
     planner_options,
     printed,
     printed_experts,
+    trained_options,
     training_asked,
 )
 from lib.planner.training import Layout4D
@@ -31,11 +32,21 @@ from lib.planner.training import Layout4D
 ABOUT = "A command of Megatron-LM, or a file of torchtitan, Accelerate, DeepSpeed, nanotron or axolotl, flag by flag."
 
 
+TRAINED = {
+    "--optimizer",
+    "--lora",
+    "--base",
+    "--offload",
+}  # may stand beside the config of a model, not beside a file
+
+
 def main(argv: list[str] | None = None) -> None:
     parser = planner_options("python -m book.explain", ABOUT)
     parser.add_argument("--config", metavar="FILE", help="a config.json of Hugging Face, for the model")
     try:
         args, words = parser.parse_known_args(argv)
+        if args.config and words and set(words[::2]) <= TRAINED:
+            args, words = trained_options(parser).parse_known_args(argv)
         of_module = any(word.startswith("--module") for word in words)
         if args.config and of_module and not Path(args.config).is_file():  # both are torchtitan's
             words, args.config = [*words, "--config", args.config], None
@@ -65,8 +76,6 @@ def main(argv: list[str] | None = None) -> None:
 def explained(args: argparse.Namespace, foreign: Asked, notes: list[str]) -> str:
     """The report of the layout that a foreign command asks for; before it, each of its flags."""
     asked = options_given(args, Layout4D._fields)
-    if args.lora or args.offload or args.optimizer != "adam":
-        raise ValueError("--lora, --offload and --optimizer are for a model without a file: python -m lib.planner")
     if args.sweep:
         raise ValueError("--sweep searches layouts for a model without a file: python -m lib.planner")
     if (kept := args.whole_gradient_bytes) not in (None, foreign.found.get("whole_gradient_bytes")):

@@ -15,7 +15,7 @@ from lib.planner import memory_bytes
 from lib.planner.training import gpu_of, stack_of, training_of
 
 GB, GIB = 1e9, 2**30
-MEASURED = {"memory_gb": GB, "peak_memory_gb": GB, "memory_gib": GIB}  # keys of a row, in bytes
+MEASURED = {"memory_gb": GB, "peak_memory_gib": GIB, "memory_gib": GIB}  # keys of a row, in bytes
 
 
 def measured_bytes(row: Mapping) -> float | None:

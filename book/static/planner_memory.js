@@ -17,9 +17,8 @@ const plannerMemory = (of) => {
     const { zero, dp, cp, replicas } = layout, shards = Math.floor((dp * cp) / replicas);
     const kept = adapters ? recipeOf(limits.adapter_recipe, limits.optimizers[optimizer]) : recipe;
     const trained = held.adapters || held.blocks + held.embedding + held.head;
-    const states = (of) => (of ?? kept.state_bytes) - kept.state_bytes;
-    const more = adapters ? 0
-      : held.embedding * states(kept.embedding_state_bytes) + held.head * states(kept.head_state_bytes);
+    const [ofBlock, ofEmbedding, ofHead] = limits.optimizers[optimizer];
+    const more = adapters ? 0 : held.embedding * (ofEmbedding - ofBlock) + held.head * (ofHead - ofBlock);
     const frozen = adapters ? held.blocks * adapters.base_bytes + 2 * (held.embedding + held.head) : 0;
     return {
       parameters: (trained * kept.weight_bytes + frozen) / (zero >= 3 ? shards : 1),

@@ -63,7 +63,11 @@ const plannerSeconds = (of) => {
   });
 
   // -- of a step
-  const ownParameters = ({ tp, pp }) => ((blockParameters * layers) / pp + endParameters) / tp;
+  // With embedding or head, or both where one rank has both untied.
+  const ownParameters = ({ tp, pp, schedule }) => {
+    const ends = (pp === 1 || schedule === "zb-v") && !model.tied ? 2 : 1;
+    return ((blockParameters * layers) / pp + ends * endParameters) / tp;
+  };
   // Of a microbatch between stages; and the seconds of messages that fill and empty the pipeline.
   const overPp = ({ tp, cp, pp, dp, rows, stages_per_rank: v, schedule }, most, block) => {
     const payload = (2 * ((rows * s) / cp) * h) / tp;

@@ -6,13 +6,7 @@ const many = new Intl.NumberFormat("en").format; // 16,384
 const oneOf = (ns) => new Intl.ListFormat("en-GB", { type: "disjunction" }).format(ns.map(String)); // 1, 2 or 4
 
 // A recipe with the states of an optimizer.
-const recipeOf = (recipe, [blocks, embedding, head]) => ({
-  ...recipe,
-  state_bytes: blocks,
-  ...(blocks === embedding && blocks === head
-    ? { embedding_state_bytes: null, head_state_bytes: null }
-    : { embedding_state_bytes: embedding, head_state_bytes: head }),
-});
+const recipeOf = (recipe, [ofBlock]) => ({ ...recipe, state_bytes: ofBlock });
 
 const plannerSizes = (training, limits) => {
   const { model, device, stack, gpus, per_node: perNode, global_batch: batch } = training;

@@ -135,21 +135,16 @@ MODELS = {  # Touvron et al. 2023 (Llama 2); Brown et al. 2020 (GPT-3), table 2.
 @dataclass(frozen=True)
 class Recipe:
     """Bytes that training keeps for each parameter: the weight that computes, its gradient, a more precise master
-    copy that the optimizer updates (0: none), and optimizer states (8: the two float32 moments of Adam; SGD: 0).
-
-    Of the embedding and of the head the states may be larger, `embedding_state_bytes` and `head_state_bytes`.
-    """
+    copy that the optimizer updates (0: none), and optimizer states (8: the two float32 moments of Adam; SGD: 0)."""
 
     weight_bytes: int
     gradient_bytes: int
     master_bytes: int
     state_bytes: float
-    embedding_state_bytes: float | None = None
-    head_state_bytes: float | None = None
 
     @property
     def bytes_per_parameter(self) -> float:
-        """Their sum, of a block."""
+        """Their sum."""
         return self.weight_bytes + self.gradient_bytes + self.master_bytes + self.state_bytes
 
 
@@ -174,10 +169,8 @@ OPTIMIZERS = {  # bytes of the states of a parameter of a block, of the embeddin
 
 
 def recipe_of_optimizer(recipe: Recipe, optimizer: str) -> Recipe:
-    """A recipe with the states of an optimizer of `OPTIMIZERS`."""
-    blocks, embedding, head = OPTIMIZERS[optimizer]
-    ends = (None, None) if blocks == embedding == head else (embedding, head)
-    return replace(recipe, state_bytes=blocks, embedding_state_bytes=ends[0], head_state_bytes=ends[1])
+    """A recipe with the states that an optimizer of `OPTIMIZERS` keeps for a parameter of a block."""
+    return replace(recipe, state_bytes=OPTIMIZERS[optimizer][0])
 
 
 # ---- tensors, as a tensor-parallel rank holds them ------------------------------------------------------------------

@@ -23,7 +23,7 @@ from lib.planner.choices import ALL_OPEN, DEFERRED, beyond, layout_text
 from lib.planner.expert_report import plain_report, report_of_experts
 from lib.planner.experts import NO_SECONDS_OF_EXPERTS, ExpertTraining
 from lib.planner.fp8 import in_8_bit
-from lib.planner.options import ALL_SIZES, SIZES, STEP_TOKENS, options_given, planner_options
+from lib.planner.options import ALL_SIZES, SIZES, STEP_TOKENS, options_given, planner_options, trained_options
 from lib.planner.refusals import refusal
 from lib.planner.report import report_of_layout, wrapped
 from lib.planner.report_search import choices_text, needs_text, others_text, sweep_text
@@ -34,7 +34,7 @@ from lib.planner.training import GPUS, PRESET_MODELS, stack_for
 
 def main(argv: list[str] | None = None) -> None:
     about = "Which layout for a model and a cluster. For a config.json, or another framework: python -m book.explain."
-    parser = planner_options("python -m lib.planner", about)
+    parser = trained_options(planner_options("python -m lib.planner", about))
     args = parser.parse_args(argv)
     try:
         print(printed_experts(args) or answered(args))
@@ -148,6 +148,9 @@ def printed_experts(args: argparse.Namespace, shape: ExpertShape | None = None, 
         raise ValueError(f"{next(iter(changed))} cannot be changed in a model with experts: change its config.json")
     if left_out := options_given(args, NOT_MODELLED):
         raise ValueError(f"{next(iter(left_out))} is not modelled")
+    if others := [name for name in ("lora", "offload", "fp8", "whole_gradient_bytes") if getattr(args, name)]:
+        option = others[0].replace("whole_gradient_bytes", "whole-gradients")
+        raise ValueError(f"--{option} is not modelled for a model with experts: leave it out")
     if args.context_parallel or args.zero_bubble or args.all_choices:
         raise ValueError("layouts with experts are searched over tp, pp, dp and ep only: leave out wider choices")
     if args.tokens or args.price or args.sweep:

@@ -24,7 +24,7 @@ from lib.planner.training import Training
 
 # Runs in `book/published/experts.json`, and the lowest and the highest error of their seconds as a dense model of the
 # active parameters, with all-to-alls by formula: `python -m book.published.experts` measures them, and a test compares.
-MISSES = (6, -0.21, 0.51)
+MISSES = (6, -0.2, 0.51)
 NO_SECONDS_OF_EXPERTS = (
     "no seconds: with the active parameters as a dense model, and the all-to-alls by formula, the planner misses {} "
     "published runs by {:+.0%} to {:+.0%}"

@@ -6,12 +6,13 @@ the first, which keeps the most microbatches, the second, or the last, which has
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import NamedTuple
 
 from lib.cost.adapters import ADAPTER_RECIPE
 from lib.cost.bubble import kept_by
 from lib.cost.held import state_bytes
-from lib.cost.sizes import recipe_of_optimizer
+from lib.cost.sizes import OPTIMIZERS, recipe_of_optimizer
 from lib.planner.seconds import block_kept_bytes, keeps_whole_gradients, stage_layers
 from lib.planner.training import Layout4D, Training
 
@@ -43,10 +44,8 @@ def memory_bytes(training: Training, layout: Layout4D) -> Bytes:
 
 def least_bytes(training: Training, layout: Layout4D) -> float:
     """Bytes below the highest peak: the states of as many blocks as a rank has in the mean, and nothing else."""
-    blocks = training.model.num_layers / layout.pp
-    adapters = blocks * training.adapters.block_parameters(training.model, layout.tp) if training.adapters else 0.0
-    held = HeldParameters(blocks * training.block_parameters / layout.tp, 0.0, 0.0, adapters)
-    return sum(_on_gpu(training, layout, state_of_rank(training, layout, held)).values())
+    share = False, False, training.model.num_layers / layout.pp, 0.0
+    return sum(_on_gpu(training, layout, _state_of(training, layout, share)))
 
 
 def fits(training: Training, layout: Layout4D) -> bool:
@@ -64,8 +63,7 @@ def bytes_of_rank(training: Training, layout: Layout4D, rank: int) -> Bytes:
     share = share_of_rank(training, layout, rank)
     _, has_head, blocks, in_flight = share
     tp_of_words = tp if stack.splits_vocabulary else 1  # of the logits
-    held = _held(training, layout, share)
-    state = _on_gpu(training, layout, state_of_rank(training, layout, held))
+    state = _on_gpu(training, layout, _state_of(training, layout, share))
     of_block = training, tp, cp, rows, layout.sequence_parallel
     kept = in_flight * blocks * block_kept_bytes(*of_block, layout.recompute, layout.every)
     # What a block recomputes, while its backward runs; beside the input from which it is all recomputed.
@@ -76,7 +74,7 @@ def bytes_of_rank(training: Training, layout: Layout4D, rank: int) -> Bytes:
         at_a_time = rows * model.context / cp / layout.loss_chunks  # tokens
         logits = stack.logits_bytes * at_a_time * model.vocab_size / tp_of_words
     gathered = _gathered_bytes(training, layout, has_head)
-    return Bytes(*state.values(), stack.spare_activations * kept, logits, gathered)
+    return Bytes(*state, stack.spare_activations * kept, logits, gathered)
 
 
 class HeldParameters(NamedTuple):
@@ -94,52 +92,72 @@ class HeldParameters(NamedTuple):
 
 def parameters_of_rank(training: Training, layout: Layout4D, rank: int) -> HeldParameters:
     """Of blocks, embedding, head and adapters, on a rank at this place in the pipeline."""
-    return _held(training, layout, share_of_rank(training, layout, rank))
+    has_embedding, has_head, blocks, _ = share_of_rank(training, layout, rank)
+    return _held(training, layout.tp, has_embedding, has_head, blocks)
 
 
-def _held(training: Training, layout: Layout4D, share: tuple[bool, bool, float, float]) -> HeldParameters:
-    tp, (has_embedding, has_head, blocks, _) = layout.tp, share
+def _held(training: Training, tp: int, has_embedding: bool, has_head: bool, blocks: float) -> HeldParameters:
     embedding = has_embedding * training.end_parameters / (tp if training.stack.splits_vocabulary else 1)
     head = (has_head and not (has_embedding and training.model.tied)) * training.end_parameters / tp
     adapters = blocks * training.adapters.block_parameters(training.model, tp) if training.adapters else 0.0
     return HeldParameters(blocks * training.block_parameters / tp, embedding, head, adapters)
 
 
-def state_of_rank(training: Training, layout: Layout4D, held: HeldParameters) -> dict[str, float]:
+State = tuple[float, float, float]  # bytes of parameters, gradients, optimizer
+
+
+def state_of_rank(training: Training, layout: Layout4D, rank: int) -> State:
     """Bytes of parameters, gradients and optimizer, wherever they are: on the GPU, or offloaded to the host."""
-    zero, shards, recipe = layout.zero, layout.shards, training.stack.recipe
+    return _state_of(training, layout, share_of_rank(training, layout, rank))
+
+
+def _state_of(training: Training, layout: Layout4D, share: tuple[bool, bool, float, float]) -> State:
+    whole = keeps_whole_gradients(training, layout)
+    return _state(training, layout.tp, layout.zero, layout.shards, whole, *share[:3])
+
+
+@lru_cache(maxsize=4096)
+def _state(
+    training: Training,
+    tp: int,
+    zero: int,
+    shards: int,
+    whole: bool,
+    has_embedding: bool,
+    has_head: bool,
+    blocks: float,
+) -> State:
+    """Many layouts of a search have the same."""
+    held, recipe = _held(training, tp, has_embedding, has_head, blocks), training.stack.recipe
     if training.adapters:
         recipe = recipe_of_optimizer(ADAPTER_RECIPE, training.optimizer)
-    state = state_bytes(held.trained, recipe, zero=zero, dp=shards)
+    parameters, gradients, optimizer = state_bytes(held.trained, recipe, zero=zero, dp=shards).values()
     if training.adapters:
         frozen = held.blocks * training.adapters.base_bytes + 2 * (held.embedding + held.head)
-        state["parameter"] += frozen / (shards if zero == 3 else 1)
-    elif recipe.embedding_state_bytes is not None:
-        more = held.embedding * (recipe.embedding_state_bytes - recipe.state_bytes)
-        more += held.head * (recipe.head_state_bytes - recipe.state_bytes)
-        state["optimizer"] += more / (shards if zero else 1)
-    if keeps_whole_gradients(training, layout):
-        state["gradient"] = held.trained * training.stack.whole_gradient_bytes
-    return state
+        parameters += frozen / (shards if zero == 3 else 1)
+    else:
+        of_block, of_embedding, of_head = OPTIMIZERS[training.optimizer]
+        more = held.embedding * (of_embedding - of_block) + held.head * (of_head - of_block)
+        optimizer += more / (shards if zero else 1)
+    if whole:
+        gradients = held.trained * training.stack.whole_gradient_bytes
+    return parameters, gradients, optimizer
 
 
-def _on_gpu(training: Training, layout: Layout4D, state: dict[str, float]) -> dict[str, float]:
+def _on_gpu(training: Training, layout: Layout4D, state: State) -> State:
     """Without the kinds that are offloaded."""
     if not training.offload:
         return state
-    gone = {"optimizer"} if training.offload == "optimizer" else set(state)
-    if keeps_whole_gradients(training, layout):
-        gone -= {"gradient"}
-    return {kind: 0.0 if kind in gone else size for kind, size in state.items()}
+    parameters, gradients, _ = state
+    if training.offload == "optimizer":
+        return parameters, gradients, 0.0
+    return 0.0, gradients if keeps_whole_gradients(training, layout) else 0.0, 0.0
 
 
 def host_bytes(training: Training, layout: Layout4D) -> float:
     """Of the memory of the host, for the rank that offloads most."""
-    totals = []
-    for rank in {0, layout.pp - 1}:
-        state = state_of_rank(training, layout, parameters_of_rank(training, layout, rank))
-        totals.append(sum(state.values()) - sum(_on_gpu(training, layout, state).values()))
-    return max(totals)
+    states = [state_of_rank(training, layout, rank) for rank in {0, layout.pp - 1}]
+    return max(sum(state) - sum(_on_gpu(training, layout, state)) for state in states)
 
 
 def _gathered_bytes(training: Training, layout: Layout4D, has_head: bool) -> float:

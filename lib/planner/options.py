@@ -62,11 +62,6 @@ def planner_options(prog: str, about: str) -> argparse.ArgumentParser:
         help="bytes per parameter of whole gradients that a rank with ZeRO-2 or 3 keeps until the last microbatch, as "
         "Accelerate (2) and fully_shard without sums (2 or 4) do; 0: it reduces each microbatch",
     )
-    trained = parser.add_argument_group("what is trained, and where it is kept")
-    trained.add_argument("--optimizer", choices=OPTIMIZERS, default="adam", help="its states; muon: memory only")
-    trained.add_argument("--lora", **count, help="rank of adapters on all matrices of a frozen model; memory only")
-    trained.add_argument("--base", choices=BASES, help="precision of the frozen model; 4bit is QLoRA; default 16bit")
-    trained.add_argument("--offload", choices=OFFLOADS, help="to the host: memory only; parameters need ZeRO-3")
     layout = parser.add_argument_group("layout", "reports on one instead of searching; --dp may be left out")
     for option in COUNTS:
         layout.add_argument(f"--{option}", dest="rows" if option == "microbatch" else None, **count)
@@ -95,10 +90,22 @@ def planner_options(prog: str, about: str) -> argparse.ArgumentParser:
     search.add_argument("--tokens", **_amount(TOKENS, "15.6T", "of the training, for its days and hours"))
     search.add_argument("--price", type=float, help="of a GPU for an hour, for the money")
     search.add_argument("--json", **on, help="plain data instead of text")
+    parser.set_defaults(optimizer="adam", lora=None, base=None, offload=None)
     for name in NOT_MODELLED:
         if not name.endswith("FP8"):  # the name of a model may ask for it, an option asks for matmuls in FP8
             option = f"--{name.split()[-1].lower()}"
             parser.add_argument(option, dest=name, nargs="?", const=True, help=argparse.SUPPRESS)
+    return parser
+
+
+def trained_options(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    """The options of what is trained; not for a command of a different program, which has an --optimizer as well."""
+    count = {"type": _count, "metavar": "N"}
+    trained = parser.add_argument_group("what is trained, and where it is kept")
+    trained.add_argument("--optimizer", choices=OPTIMIZERS, default="adam", help="its states; muon: memory only")
+    trained.add_argument("--lora", **count, help="rank of adapters on all matrices of a frozen model; memory only")
+    trained.add_argument("--base", choices=BASES, help="precision of the frozen model; 4bit is QLoRA; default 16bit")
+    trained.add_argument("--offload", choices=OFFLOADS, help="to the host: memory only; parameters need ZeRO-3")
     return parser
 
 

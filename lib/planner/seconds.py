@@ -173,8 +173,11 @@ def _over_pp(training: Training, layout: Layout4D, layers: float, block: BlockTi
 
 
 def _own_parameters(training: Training, layout: Layout4D) -> float:
-    """Ψ/(t·p): those that a rank computes with; embedding or head, of a rank that has one of them."""
-    return (training.block_parameters * training.model.num_layers / layout.pp + training.end_parameters) / layout.tp
+    """Ψ/(t·p): those that a rank computes with; with embedding or head, or both where one rank has both untied."""
+    has_both = layout.pp == 1 or layout.schedule == "zb-v"
+    ends = 2 if has_both and not training.model.tied else 1
+    blocks = training.block_parameters * training.model.num_layers / layout.pp
+    return (blocks + ends * training.end_parameters) / layout.tp
 
 
 def keeps_whole_gradients(training: Training, layout: Layout4D) -> bool:

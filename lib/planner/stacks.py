@@ -88,7 +88,7 @@ class Stack:
 
 CALIBRATED = {"a100": "Korthikanti 175B selective", "h100": "Llama 3 405B 8,192 GPUs"}  # rows, predicted exactly
 # Of the peak: by matmuls, by fused attention. The H100 of 500 W is calibrated on torchtitan's compiled 8B.
-SHARES = {"a100": (0.7597, 0.33), "h100": (0.6414, 0.50), "h100-500w": (0.5049, 0.50)}
+SHARES = {"a100": (0.7597, 0.33), "h100": (0.6414, 0.50), "h100-500w": (0.5079, 0.50)}
 SHARES["a100-40gb"] = SHARES["a100"]  # the same chip
 
 BF16 = RECIPES["mixed Adam"]

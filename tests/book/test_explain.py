@@ -443,6 +443,13 @@ def test_yaml_of_accelerate(tmp_path, ask):
         assert of(read_foreign(words), "zero", "replicas") == (zero, 1)
 
 
+def test_adapters_on_a_model_of_hugging_face(tmp_path, capsys):
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA8))
+    words = "--config", tmp_path / "config.json", "--gpus", 1, "--seq", 2048, "--memory", "24GB", "--batch", 16
+    said = " ".join(answered(capsys, *words, "--lora", 16, "--base", "4bit").split())
+    assert "fits: 19.3 of 24.0 GB with adapters of rank 16 on a base in 4 bit" in said
+
+
 def test_gradients_that_accelerate_keeps_whole(tmp_path, ask):
     """With FSDP and several microbatches, unless our own option says that each microbatch is reduced."""
     pytest.importorskip("yaml")

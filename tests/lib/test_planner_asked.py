@@ -144,7 +144,7 @@ REFUSED = {  # question → what the one sentence says
     f"{ON_8} --gpu rtx4080": f"GPU 'rtx4080' is not a preset: {FIGURES}; or did you mean rtx4090",
     f"{ON_8} --gpu H100-PCIe --peak 756TF": f"GPU 'h100-pcie' is not a preset {NO_PRESET}",
     f"{ON_8} --peak 1307TF": NO_PRESET,
-    f"{ON_8} --stack megatorn": "stack 'megatorn' is not a preset; or did you mean megatron",
+    f"{ON_8} --stack megatorn": "stack 'megatorn' is not a preset; or did you mean megatron?",
     # sizes
     f"{ON_64} --heads 60": "--heads 60: 60 heads do not divide a width of 8192",
     f"{ON_64} --kv-heads 7": "--kv-heads 7: 7 heads of keys and values do not divide 64 heads",

@@ -84,7 +84,7 @@ def test_zero_3_with_tensor_parallelism():
     assert 2.4 < 128_256 * H / LLAMA_8B.num_block_parameters < 2.5
     few = replace(run, model=replace(LLAMA_8B, vocab_size=32_000))  # a head of less than two blocks
     assert memory_bytes(few, both).gathered == 2 * (2 + 2) * LLAMA_8B.num_block_parameters / 8
-    mine = (32 * LLAMA_8B.num_block_parameters + 128_256 * H) / 8
+    mine = (32 * LLAMA_8B.num_block_parameters + 2 * 128_256 * H) / 8
     sent = (2 + 2 + 4) * mine * 7 / 8  # two gathers in 16 bit, and gradients in float32
     m = 256 / 8
     over_dp = step_and_waits(run, both)[1]["dp"]
@@ -101,7 +101,7 @@ def test_copies_of_a_model_that_a_node_shards():
     assert copies.shards == 8
     held = [memory_bytes(run, one) for one in (whole, copies)]
     assert held[1].parameters == 8 * held[0].parameters and held[1].optimizer == 8 * held[0].optimizer
-    mine = 32 * LLAMA_8B.num_block_parameters + 128_256 * H
+    mine = 32 * LLAMA_8B.num_block_parameters + 2 * 128_256 * H
     inside = (2 + 2 + 4) * mine * 7 / 8 / (450e9 * 0.95)
     across = 2 * 4 * mine / 8 * 7 / 8 / (50e9 * 0.9)
     assert step_s(run, copies).dp == pytest.approx(0.5 * 4 * (inside + across), rel=0.05), "and latency"

@@ -25,13 +25,13 @@ def test_every_row_has_a_source_and_a_name_of_its_own():
 def test_a_row_of_fsdp():
     run, layout = training_of(ROW)
     assert run.cluster.per_node == 4 and run.cluster.device == GPUS["h200"]
-    assert run.stack.recipe == Recipe(2, 2, 0, 4) and stack_of(ROW) == "fsdp"
+    assert run.stack.recipe == Recipe(2, 2, 0, 4) and stack_of(ROW) == "kempner-forge"
     assert layout[:6] == (4, 1, 1, 2, 2, 1)
     assert layout.zero == 3 and layout.sequence_parallel and layout.recompute == "full"
     assert layout.microbatches(run.global_batch) == 4
     eager = H200["KF 13B, FSDP 8, eager"]
-    assert stack_of(eager) == "fsdp-eager" and training_of(eager)[0].stack.traffic == 2
-    assert stack_of(H200["KF 7B, 1 GPU"]) == "fsdp", "FSDP's software also where nothing is sharded"
+    assert not eager["compile"] and training_of(eager)[0].stack.traffic == 1, "of KempnerForge there is one stack"
+    assert stack_of(H200["KF 7B, 1 GPU"]) == "kempner-forge", "its software also where nothing is sharded"
     slow, fast = (training_of(ROW | {"network_GBps": speed})[0].cluster.device.network_Bps for speed in (25, 100))
     assert (slow, fast) == (25e9, 100e9)
 

@@ -154,13 +154,13 @@ def test_a_cluster_of_thousands_pays_for_its_rings():
 
 
 def test_two_nodes_on_a_slow_network():
-    """8B on two nodes of 8 H100 with 100 Gb/s per node: 120 s of messages beside 26 of computation are no 75 s."""
+    """8B on two nodes of 8 H100 with 100 Gb/s per node: 129 s of messages beside 26 of computation are no 75 s."""
     device = replace(GPUS["h100"], network_Bps=100e9 / 8 / 8)
     run = Training(PRESET_MODELS["llama3-8b"], Cluster(device, 16), stack_for("megatron", "h100"), 512)
     seconds, waits = step_and_waits(run, Layout4D(1, 1, 1, 16, zero=3))
-    assert waits["dp"].messages.seconds == pytest.approx(120, abs=0.5)
+    assert waits["dp"].messages.seconds == pytest.approx(129, abs=0.5)
     assert waits["dp"].hidden_s <= seconds.matmuls + seconds.attention + seconds.memory < 27
-    assert seconds.total > 120
+    assert seconds.total > 129
 
 
 def test_the_sums_of_a_layer_without_sequence_parallelism_hide_at_most_their_backward_half():
