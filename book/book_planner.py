@@ -19,11 +19,12 @@ from lib.cost.expert_models import EXPERT_MODELS
 from lib.cost.experts import ExpertShape
 from lib.cost.models import NOT_IN_A_NAME, NOT_MODELLED
 from lib.cost.sizes import OPTIMIZERS, PLANNED_RECOMPUTE, ModelShape
-from lib.planner import margin, messages, search, seconds
+from lib.planner import choices, least, margin, messages, search, seconds, sweep, ways_out
 from lib.planner.evidence import EVIDENCE, percent, read_evidence
 from lib.planner.expert_report import HOW_COUNTED
 from lib.planner.experts import NO_SECONDS_OF_EXPERTS
 from lib.planner.fp8 import CALIBRATED_IN_8_BIT, SPEEDUPS, WITHOUT_FP8
+from lib.planner.libraries import LIBRARIES
 from lib.planner.training import GPUS, NO_SECONDS, PRESET_MODELS, STACKS, Cluster, Training, stack_for
 
 SCRIPTS = (
@@ -33,10 +34,15 @@ SCRIPTS = (
     "planner_memory.js",
     "planner_margin.js",
     "planner_layouts.js",
+    "planner_choices.js",
+    "planner_search.js",
+    "planner_ways_out.js",
     "planner.js",
+    "planner_sweep.js",
     "model_config.js",
     "experts.js",
     "will_it_fit_messages.js",
+    "will_it_fit_sweep.js",
     "will_it_fit.js",
 )
 QUANTITIES = {
@@ -93,10 +99,10 @@ def numbers() -> dict:
         "evidence": read_evidence(),
         "fp8": {"speedups": SPEEDUPS, "calibrated": CALIBRATED_IN_8_BIT, "without": sorted(WITHOUT_FP8)},
         "limits": {
-            "rows": search.MOST_ROWS,
-            "stages_per_rank": search.MOST_STAGES_PER_RANK,
-            "nodes_of_tp": search.MOST_NODES_OF_TP,
-            "tokens_of_cp": search.FEWEST_TOKENS,
+            "rows": choices.MOST_ROWS,
+            "stages_per_rank": choices.MOST_STAGES_PER_RANK,
+            "nodes_of_tp": choices.MOST_NODES_OF_TP,
+            "tokens_of_cp": choices.FEWEST_TOKENS,
             "optimizer_bytes": seconds.OPTIMIZER_BYTES,
             "tp_sums": seconds.TP_SUMS,
             "bucket": seconds.BUCKET,
@@ -116,6 +122,20 @@ def numbers() -> dict:
             "not_modelled": list(NOT_MODELLED),
             "bases": BASES,
             "adapter_recipe": asdict(ADAPTER_RECIPE),
+            "choices": {
+                "usual": {library: asdict(choices.usual_choices(library)) for library in LIBRARIES},
+                "all": asdict(choices.ALL_OPEN),
+            },
+            "libraries": {library: of.name for library, of in LIBRARIES.items()},
+            "worth": search.WORTH,
+            "rounding": least.ROUNDING,
+            "closed": ways_out.CLOSED,
+            "most_nodes": ways_out.MOST_NODES,
+            "cards": sorted(((name, of.memory_bytes) for name, of in GPUS.items()), key=lambda card: card[1]),
+            "times_batch": sweep.TIMES_BATCH,
+            "times_network": sweep.TIMES_NETWORK,
+            "nodes_swept": sweep.NODES_SWEPT,
+            "fell": sweep.FELL,
             "headroom": margin.HEADROOM,
             "ran_at_fill": [(start, *of) for start, of in sorted(margin.RAN_AT_FILL.items())],
             "compared": {name: asdict(recipe) for name, recipe in margin.compared_recipes().items()},

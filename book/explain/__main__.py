@@ -76,6 +76,8 @@ def main(argv: list[str] | None = None) -> None:
 def explained(args: argparse.Namespace, foreign: Asked, notes: list[str]) -> str:
     """The report of the layout that a foreign command asks for; before it, each of its flags."""
     asked = options_given(args, Layout4D._fields)
+    if args.sweep:
+        raise ValueError("--sweep searches layouts for a model without a file: python -m lib.planner")
     if (kept := args.whole_gradient_bytes) not in (None, foreign.found.get("whole_gradient_bytes")):
         foreign.found["whole_gradient_bytes"] = kept
         foreign.by["whole_gradient_bytes"] = f"--whole-gradients {kept}"

@@ -1,7 +1,7 @@
-// Which layouts can be, why one cannot, and a layout in a line: lib/planner/refusals.py and the lists of search.py.
+// Which layouts can be, why one cannot, and a layout in a line: lib/planner/refusals.py for a page without Python.
 
 const plannerLayouts = (of) => {
-  const { limits, stack, gpus, perNode, batch, layers, heads, keyHeads, s, hasEvenStages } = of;
+  const { limits, gpus, perNode, batch, layers, heads, keyHeads, s, hasEvenStages } = of;
 
   const upTo = (n) => Array.from({ length: n }, (_, i) => i + 1);
   const powers = (most) => upTo(Math.floor(Math.log2(most)) + 1).map((k) => 2 ** (k - 1));
@@ -68,44 +68,8 @@ const plannerLayouts = (of) => {
     pp: divisors(gpus).filter(hasEvenStages),
     v: (pp) => upTo(limits.stages_per_rank).filter((v) => hasEvenStages(pp * v)),
   };
-  const canBe = (layout) => !REFUSALS.some(([hits]) => hits(layout));
   const refusal = (layout) => REFUSALS.find(([hits]) => hits(layout))?.[1](layout) ?? null;
 
-  // Choices are those of lib/planner/search.py, with the same defaults.
-  const layoutsOf = function* (choices) {
-    const { zeroBubble = false, hybrid = false, ways = ["none", "full"], everies = [1], pieces = [1] } = choices;
-    const schedules = zeroBubble ? ["1f1b", "zb-h1", "zb-v"] : ["1f1b"];
-    const recomputes = ways.flatMap((recompute) =>
-      (recompute === "full" ? everies : [1]).map((every) => ({ recompute, every })))
-      .filter(({ recompute }) => recompute !== "selective" || !stack.fused_attention);
-    for (const tp of axes.tp)
-      for (const cp of axes.cp)
-        for (const pp of axes.pp) {
-          const dp = gpus / (tp * cp * pp), copies = (dp * cp) / ofNode(tp);
-          // Written out, because there are many thousands of them.
-          const layoutOf = (rows, v, zero, recompute, schedule, replicas, every, chunks) => ({
-            tp, cp, pp, dp, rows, stages_per_rank: v, zero, sequence_parallel: tp > 1, recompute, schedule, replicas,
-            every, loss_chunks: chunks,
-          });
-          // What the plainest layout on these ranks cannot do, no other can.
-          const possible = (rows, v) => canBe(layoutOf(rows, v, 0, "none", "1f1b", 1, 1, 1));
-          if (!possible(1, 1)) continue;
-          const zeros = [[0, 1], [1, 1], ...(tp === 1 || hybrid ? [[3, 1]] : [])];
-          if (hybrid && Number.isInteger(copies) && copies > 1 && copies < dp * cp) zeros.push([3, copies]);
-          for (const rows of powers(limits.rows))
-            for (const v of upTo(pp > 1 ? limits.stages_per_rank : 1)) {
-              if (!possible(rows, v)) continue;
-              for (const { recompute, every } of recomputes)
-                for (const [zero, replicas] of zeros)
-                  for (const schedule of recompute === "none" && pp > 1 ? schedules : ["1f1b"])
-                    for (const chunks of pieces) {
-                      const layout = layoutOf(rows, v, zero, recompute, schedule, replicas, every, chunks);
-                      if (canBe(layout)) yield layout;
-                    }
-            }
-        }
-  };
-  const allLayouts = (choices) => [...layoutsOf(choices)];
   const layoutText = (layout) => {
     const { tp, cp, pp, dp, rows, stages_per_rank: v, zero, recompute, every, schedule } = layout;
     const again = recompute !== "none" && `recompute ${recompute}${every > 1 ? `, 1 in ${every}` : ""}`;
@@ -114,5 +78,5 @@ const plannerLayouts = (of) => {
       again, layout.loss_chunks > 1 && `loss in ${layout.loss_chunks}`, schedule !== "1f1b" && schedule,
     ].filter(Boolean).join(", ");
   };
-  return { axes, refusal, layoutsOf, allLayouts, layoutText, upTo, powers, divisors };
+  return { axes, refusal, layoutText, ofNode, upTo, powers, divisors };
 };

@@ -2,7 +2,7 @@
 
 const plannerMemory = (of) => {
   const {
-    limits, model, device, stack, recipe, adapters, offload, optimizer, batch, h, vocab, s, ffn, gated, headDim,
+    limits, model, device, stack, recipe, adapters, offload, optimizer, batch, h, layers, vocab, s, ffn, gated, headDim,
     queries, kv, blockParameters, endParameters, sum, keepsWholeGradients, stageLayers, keptOnce, keptBytes,
   } = of;
 
@@ -35,6 +35,15 @@ const plannerMemory = (of) => {
     const [ofBlock, ofHead] = adapters ? [adapters.base_bytes, 2] : Array(2).fill(recipe.weight_bytes + 2);
     return Math.max(2 * ofBlock * blockParameters, hasHead * ofHead * endParameters) / tp + unpacked;
   };
+  // Without the kinds that are offloaded.
+  const onGpu = (layout, state) => {
+    const offloaded = (kind) => offload === "parameters" || offload === kind;
+    return {
+      parameters: offloaded("parameters") ? 0 : state.parameters,
+      gradients: offloaded("gradients") && !keepsWholeGradients(layout) ? 0 : state.gradients,
+      optimizer: offloaded("optimizer") ? 0 : state.optimizer,
+    };
+  };
   const ofRank = (layout, rank) => {
     const { tp, cp, pp, dp, rows, stages_per_rank: v, recompute, schedule } = layout;
     const isV = schedule === "zb-v", hasEmbedding = rank === 0, hasHead = rank === (isV ? 0 : pp - 1);
@@ -52,11 +61,8 @@ const plannerMemory = (of) => {
     // Of one block, while it is recomputed; beside the input from which it is all recomputed.
     const inside = keptOnce(layout, "none") - (recompute === "full" ? 0 : keptOnce(layout, recompute));
     const kept = underWay * blocks * keptBytes(layout) + inside;
-    const offloaded = (kind) => offload === "parameters" || offload === kind;
     return {
-      parameters: offloaded("parameters") ? 0 : state.parameters,
-      gradients: offloaded("gradients") && !keepsWholeGradients(layout) ? 0 : state.gradients,
-      optimizer: offloaded("optimizer") ? 0 : state.optimizer,
+      ...onGpu(layout, state),
       activations: stack.spare_activations * kept,
       logits: hasHead ? (((stack.logits_bytes * rows * s) / cp) * vocab) / tpOfWords / layout.loss_chunks : 0,
       gathered: gatheredBytes(layout, hasHead),
@@ -66,6 +72,13 @@ const plannerMemory = (of) => {
     const ranks = [0, Math.min(1, layout.pp - 1), layout.pp - 1].map((rank) => ofRank(layout, rank));
     return ranks.reduce((most, one) => (sum(one) > sum(most) ? one : most));
   };
+  // Below the highest peak: the states of as many blocks as a rank has in the mean.
+  const leastBytes = (layout) => {
+    const { tp, pp } = layout, blocks = layers / pp;
+    const ofBlocks = { blocks: (blocks * blockParameters) / tp, embedding: 0, head: 0 };
+    const held = { ...ofBlocks, adapters: adapters ? blocks * adapterParameters(tp) : 0 };
+    return sum(onGpu(layout, stateOf(layout, held)));
+  };
   const room = device.memory_bytes * stack.usable_share;
-  return { memory, room };
+  return { memory, ofRank, leastBytes, room };
 };

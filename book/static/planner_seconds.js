@@ -141,6 +141,20 @@ const plannerSeconds = (of) => {
     return [seconds, ofAxes];
   };
 
+  // Seconds that a layout takes at least, with any stage of ZeRO: lib/planner/least.py.
+  const headS = cached((tp, cp, rows) => {
+    const tokens = (rows * s) / cp;
+    return matmulS((6 * tokens * endParameters) / tp, tokens, h);
+  });
+  const leastS = (layout, is1f1b) => {
+    const { tp, cp, pp, dp, rows, stages_per_rank: v } = layout;
+    const { totalS } = blockS(tp, cp, rows, layout.sequence_parallel, layout.recompute, layout.every);
+    const [most, withHead] = stageLayers({ pp, stages_per_rank: v, schedule: is1f1b ? "1f1b" : "zb-v" });
+    const m = batch / (dp * rows), waited = is1f1b ? (pp - 1) / v : 0;
+    const ofStage = Math.max(most * totalS, withHead * totalS + headS(tp, cp, rows));
+    return (1 - limits.rounding) * (m * ofStage + waited * most * totalS);
+  };
+
   // -- what follows
   // Of the peak; with recomputation it is the hardware's (HFU). A causal kernel has half of the scores.
   const utilisation = (stepS, { recompute, every } = { recompute: "none", every: 1 }, causal = false) => {
@@ -164,5 +178,5 @@ const plannerSeconds = (of) => {
       ...(tokens && price && { price_per_gpu_hour: price, money: price * hours * gpus }),
     };
   };
-  return { stepAndWaits, answers };
+  return { stepAndWaits, leastS, answers };
 };

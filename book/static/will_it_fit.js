@@ -69,12 +69,13 @@
     loss: ["Loss in pieces", doubled(1, 16)],
     whole: ["Gradients kept whole", [["stack", "as in the stack"], [0, "no"], [2, "16 bit"], [4, "32 bit"]]],
     search: ["Compared with", [["usual", "usual layouts"], ["all", "all"]]],
+    sweep: ["Sweep", [["off", "off"], ["batch", "batch"], ["gpus", "GPUs"], ["network", "network"]]],
   };
   const START = { // 64 GPUs have 5,120 GB together, and this does not fit
     model: "llama-70b", gpu: "h100", gpus: 64, seq: 4096, batch: 1024, stack: "megatron", tokens: "", price: "",
     trained: "all", optimizer: "adam", offload: "none", rank: 16,
     tp: 8, cp: 1, pp: 1, v: 1, schedule: "1f1b", b: 4, zero: 1, sp: 1, recompute: "none", every: 1, loss: 1,
-    whole: "stack", search: "usual", config: "",
+    whole: "stack", search: "usual", sweep: "off", config: "",
   };
   const KINDS = { // a kind of lib/planner: its words, its colour
     parameters: ["parameters", "param"],
@@ -126,7 +127,7 @@
       <div class="bars"><figure></figure><figure></figure></div></div>
     <div class="more">
       <div class="kinds"><ul></ul><ul></ul></div><div class="experts" hidden></div>
-      <p class="answers"></p><div class="best"></div><div class="messages"></div>
+      <p class="answers"></p><div class="best"></div><div class="sweep" hidden></div><div class="messages"></div>
       <p class="end"><button type="button" class="copy">Copy link</button> <span>Not modelled: ${
         numbers.limits.not_modelled.join(", ")}.</span></p>
     </div></div>
@@ -279,18 +280,39 @@
     const words = `<strong class="${ink}">${word}</strong> <span>${html}</span>`;
     if (part(".verdict").innerHTML !== words) part(".verdict").innerHTML = words; // else it would be read out again
   };
+  const listed = (words) => [words.slice(0, -1).join(", "), words.at(-1)].filter(Boolean).join(" and ");
   const escaped = (text) => new Option(text).innerHTML;
   let searched = {};
-  // The fastest layouts: of the usual choices, or of all, if the own layout has one of those or nothing fits.
+  // The fastest layouts: of the choices of the library, or of all, if the own layout goes beyond those or nothing fits.
   const search = (of, training, isWide) => {
-    const open = { zeroBubble: true, hybrid: true, ways: numbers.limits.recompute, everies: [1, 2], pieces: [1, 8] };
     const key = JSON.stringify([training, isWide]);
     if (searched.key === key) return searched;
-    const best = of.noSeconds ? of.leastSplit : of.best;
-    searched = { key, isWide, ...best(isWide ? open : {}) };
-    if (!isWide && !searched.found.length) searched = { key, isWide: true, ...best(open) };
-    if (!searched.found.length) searched.nothing = of.nothing(open, searched.smallest);
+    searched = { key, ...of.recommended(isWide ? of.all : of.usual) };
+    searched.isWide = isWide || searched.choices !== of.usual;
+    const { found, choices, smallest } = searched;
+    if (!found.length) searched.nothing = of.nothing(choices, smallest);
+    else if (!searched.isWide && !of.noSeconds) searched.lack = of.lacking(found[0]);
     return searched;
+  };
+  // What the library of the stack lacks: parts of the first layout, or of a faster one.
+  const lackText = (of, { found, isWide, lack }, library) => {
+    if (lack) {
+      const times = found[0].stepS / lack.one.stepS;
+      const by = times < 2 ? `${((times - 1) * 100).toFixed(0)}% faster` : `${times.toFixed(1)} times as fast`;
+      return `With ${listed(lack.parts)}, which ${library} does not have, ${by}: ${of.layoutText(lack.one.layout)}, ${
+        gb(lack.one.bytes)}, ${sec(lack.one.stepS)}.`;
+    }
+    const parts = isWide && found.length ? of.beyond(of.usual, found[0].layout) : [];
+    return parts.length ? `The first needs ${listed(parts)}, which ${library} does not have.` : "";
+  };
+  let swept = {};
+  const showSweep = (at, training, choices) => {
+    const what = at.sweep, place = part(".sweep");
+    place.hidden = what === "off";
+    if (place.hidden) return;
+    const key = JSON.stringify([what, training, choices]);
+    if (swept.key !== key) swept = { key, rows: plannerSweep(training, numbers.limits).sweep(what, choices) };
+    place.innerHTML = typeof swept.rows === "string" ? `<p>${swept.rows}.</p>` : sweepFigure(what, swept.rows, sec);
   };
 
   // A model with experts has memory and no seconds: a table instead of bars and the fastest layouts.
@@ -313,7 +335,7 @@
     for (const name of [".bars", ".more", ".ranks"]) part(name).hidden = Boolean(first);
     part(".config details").hidden = !notes?.length;
     part(".experts").hidden = !mixture;
-    for (const name of [".best", ".end span"]) part(name).hidden = Boolean(mixture);
+    for (const name of [".best", ".sweep", ".end span"]) part(name).hidden = Boolean(mixture);
     if (first) return say("No answer.", escaped(first));
     part(".config summary").textContent = `${notes.length} notes: which key gave which size, and what is not counted`;
     part(".config ul").innerHTML = notes
@@ -325,12 +347,10 @@
     const layout = layoutOf(at, training), own = of.planned(layout), refusal = of.refusal(layout) ?? (
       training.offload === "parameters" && layout.zero !== 3
         ? "Offloaded parameters are shards of ZeRO-3: choose ZeRO stage 3, or offload the optimizer." : null);
-    const { tp, cp, pp, dp, zero, recompute, schedule, every, replicas, loss_chunks: chunks } = layout;
-    const isWide = at.search === "all" || schedule !== "1f1b" || !["none", "full"].includes(recompute) || chunks > 1 || replicas > 1
-      || (every > 1 && recompute === "full") || (zero === 3 && tp > 1);
+    const { tp, cp, pp, dp } = layout, isWide = at.search === "all" || of.beyond(of.usual, layout).length > 0;
     const best = search(of, training, isWide), { found, smallest } = best;
     const gpu = at.gpu === "other" ? "GPU" : at.gpu.toUpperCase(), spare = of.room - own.bytes;
-    for (const name of Object.keys(CHIPS).filter((one) => !["search", "whole"].includes(one)))
+    for (const name of Object.keys(CHIPS).filter((one) => !["search", "sweep", "whole"].includes(one)))
       for (const input of field(`${name}-chips`).querySelectorAll("input")) // what a press on it would say; the style
         input.title = of.refusal(layoutOf({ ...at, [name]: input.value }, training)) ?? ""; // sheet marks those with it
     part(".ranks").textContent = `${many(Number((of.parameters / 1e9).toPrecision(4)))} billion parameters. dp: ${
@@ -387,7 +407,10 @@
         best.isWide ? ", of all layouts" : ""}`,
         found.map((one, i) => button(one, i && !of.noSeconds ? `<br>${slower(of, found[0], one)}` : ""))]
       : [`${best.nothing}.`, smallest ? [button(smallest, "")] : []];
-    part(".best").innerHTML = `<p>${title}</p><ol>${offered.join("")}</ol>`;
+    const lack = lackText(of, best, numbers.limits.libraries[training.stack.library]);
+    part(".best").innerHTML = `<p>${title}</p><ol>${offered.join("")}</ol>${lack && `<p class="lack">${lack}</p>`}`;
+    if (of.noSeconds) part(".sweep").hidden = true;
+    else showSweep(at, training, isWide ? of.all : of.usual);
     box.querySelectorAll(".best button").forEach((one, i) =>
       one.addEventListener("click", () => {
         fill({ ...choicesOf((found[i] ?? smallest).layout), search: best.isWide ? "all" : "usual" });

@@ -9,38 +9,27 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, fields, replace
 
-from lib.cost.adapters import BASES, Adapters
+from lib.cost.adapters import Adapters
 from lib.cost.expert_models import EXPERT_MODELS
 from lib.cost.experts import ExpertShape
-from lib.cost.hardware import BYTES, FLOPS, SPEEDS, TOKENS, Device, amount, gpu_name
+from lib.cost.hardware import Device, gpu_name
 from lib.cost.models import NOT_MODELLED, known, same_name
-from lib.cost.sizes import BIASES, LLAMA, OPTIMIZERS, PLANNED_RECOMPUTE, ZERO_STAGES, ModelShape, recipe_of_optimizer
-from lib.planner import Choices, Cluster, Layout4D, Planned, Training, best_layouts, memory_bytes, step_s
+from lib.cost.sizes import LLAMA, ModelShape, recipe_of_optimizer
+from lib.planner import Choices, Cluster, Layout4D, Planned, Training, memory_bytes, step_s
+from lib.planner.choices import ALL_OPEN, DEFERRED, beyond, layout_text
 from lib.planner.expert_report import plain_report, report_of_experts
 from lib.planner.experts import NO_SECONDS_OF_EXPERTS, ExpertTraining
 from lib.planner.fp8 import in_8_bit
-from lib.planner.margin import HEADROOM
+from lib.planner.options import ALL_SIZES, SIZES, STEP_TOKENS, options_given, planner_options, trained_options
 from lib.planner.refusals import refusal
-from lib.planner.report import others_text, report_of_layout, wrapped
-from lib.planner.search import ALL_OPEN, layout_text, layouts_by_memory
-from lib.planner.training import GPUS, OFFLOADS, PRESET_MODELS, STACKS, stack_for
-
-STEP_TOKENS = 4 * 2**20  # unless --batch gives a number of sequences
-SIZES = {"hidden": "d_model", "layers": "num_layers", "heads": "num_heads", "vocab": "vocab_size", "seq": "context"}
-ALL_SIZES = SIZES | {"kv-heads": "num_kv_heads", "ffn": "d_mlp", "head-dim": "head_dim"}  # option → of ModelShape
-CARD = {  # option → field of Device, units, example and help
-    "peak": ("peak_flops", FLOPS, "989TF", "operations per second, dense, in 16 bit"),
-    "memory": ("memory_bytes", BYTES, "80GB", "of a GPU"),
-    "memory-bandwidth": ("memory_Bps", BYTES, "3.35TB", "per second"),
-    "link": ("link_Bps", SPEEDS, "450GB", "per second and GPU inside a node, one direction (data sheets add both)"),
-    "network": ("network_Bps", SPEEDS, "50GB or 400Gb", "per second and per GPU, one direction"),
-    "network-per-node": ("per_node_Bps", SPEEDS, "400GB or 3200Gb", "instead of --network: of all GPUs of a node"),
-}
-COUNTS = "tp cp pp dp ep microbatch stages-per-rank replicas every loss-chunks".split()
-MORE = {"cp", "recompute", "schedule", "replicas", "every", "loss_chunks"}  # choices beyond the ranks
+from lib.planner.report import report_of_layout, wrapped
+from lib.planner.report_search import choices_text, needs_text, others_text, sweep_text
+from lib.planner.search import choices_of, recommended, recommended_by_memory
+from lib.planner.sweep import sweep
+from lib.planner.training import GPUS, PRESET_MODELS, stack_for
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -53,80 +42,24 @@ def main(argv: list[str] | None = None) -> None:
         parser.error(str(error))
 
 
-def planner_options(prog: str, about: str) -> argparse.ArgumentParser:
-    """The options of a model, a cluster, a layout and a search; an option that is not given is None."""
-    parser = argparse.ArgumentParser(prog=prog, description=about, allow_abbrev=False)
-    parser.error = lambda message: parser.exit(2, f"{parser.prog}: {message}\n")
-    count, on = {"type": _count, "metavar": "N"}, {"action": "store_true"}
-    model = parser.add_argument_group("model")
-    model.add_argument(
-        "--model", metavar="NAME", help=f"one of {', '.join((*PRESET_MODELS, *EXPERT_MODELS))}; or its numbers:"
-    )
-    for option, field in ALL_SIZES.items():
-        model.add_argument(f"--{option}", dest=field, **count)
-    model.add_argument("--gated", action="store_const", const=True, help="a block as in Llama; what differs:")
-    model.add_argument("--biases", choices=BIASES, help="of which linear layers")
-    for option in ("rms-norm", "rotary", "dropout-masks", "tied"):
-        model.add_argument(f"--{option}", action=argparse.BooleanOptionalAction)
-    model.add_argument("--batch", **count, help=f"sequences per step; default: {STEP_TOKENS:,} tokens")
-    cluster = parser.add_argument_group("cluster")
-    cluster.add_argument("--gpus", **count)
-    cluster.add_argument("--gpu", metavar="NAME", help=f"one of {', '.join(GPUS)} (default h100); or its figures:")
-    for option, (field, units, such_as, text) in CARD.items():
-        cluster.add_argument(f"--{option}", dest=field, metavar="SIZE", **_amount(units, such_as, text))
-    cluster.add_argument("--per-node", **count, help="GPUs that share the fast link; default: of this GPU, mostly 8")
-    cluster.add_argument("--fp8", **on, help="matmuls of the blocks in 8 bit; all bytes stay as they are")
-    cluster.add_argument("--stack", default="megatron", metavar="NAME", help=f"one of {', '.join(STACKS)}")
-    cluster.add_argument(
-        "--whole-gradients",
-        dest="whole_gradient_bytes",
-        type=int,
-        choices=(0, 2, 4),
-        help="bytes per parameter of whole gradients that a rank with ZeRO-2 or 3 keeps until the last microbatch, as "
-        "Accelerate (2) and fully_shard without sums (2 or 4) do; 0: it reduces each microbatch",
-    )
-    layout = parser.add_argument_group("layout", "reports on one instead of searching; --dp may be left out")
-    for option in COUNTS:
-        layout.add_argument(f"--{option}", dest="rows" if option == "microbatch" else None, **count)
-    layout.add_argument("--zero", type=int, choices=ZERO_STAGES)
-    layout.add_argument("--recompute", choices=PLANNED_RECOMPUTE)
-    layout.add_argument("--schedule", choices=("1f1b", "zb-h1", "zb-v"), help="1f1b interleaves stages of a rank")
-    search = parser.add_argument_group("search and answers")
-    search.add_argument("--context-parallel", **on, help="also split sequences")
-    search.add_argument("--zero-bubble", **on, help="also try ZB-H1 and ZB-V")
-    search.add_argument("--all-choices", **on, help="also HSDP, recomputation by kind, a loss in pieces")
-    search.add_argument(
-        "--headroom",
-        type=_percent,
-        default=HEADROOM,
-        metavar="PERCENT",
-        help="10%%: of a GPU's memory, that a layout leaves; one that leaves less is tight, and comes last",
-    )
-    search.add_argument("--best", **count, default=3, help="number of layouts to print")
-    search.add_argument("--tokens", **_amount(TOKENS, "15.6T", "of the training, for its days and hours"))
-    search.add_argument("--price", type=float, help="of a GPU for an hour, for the money")
-    search.add_argument("--json", **on, help="plain data instead of text")
-    parser.set_defaults(optimizer="adam", lora=None, base=None, offload=None)
-    for name in NOT_MODELLED:
-        if not name.endswith("FP8"):  # the name of a model may ask for it, an option asks for matmuls in FP8
-            option = f"--{name.split()[-1].lower()}"
-            parser.add_argument(option, dest=name, nargs="?", const=True, help=argparse.SUPPRESS)
-    return parser
-
-
-def trained_options(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
-    """The options of what is trained; not for a command of a different program, which has an --optimizer as well."""
-    count = {"type": _count, "metavar": "N"}
-    trained = parser.add_argument_group("what is trained, and where it is kept")
-    trained.add_argument("--optimizer", choices=OPTIMIZERS, default="adam", help="its states; muon: memory only")
-    trained.add_argument("--lora", **count, help="rank of adapters on all matrices of a frozen model; memory only")
-    trained.add_argument("--base", choices=BASES, help="precision of the frozen model; 4bit is QLoRA; default 16bit")
-    trained.add_argument("--offload", choices=OFFLOADS, help="to the host: memory only; parameters need ZeRO-3")
-    return parser
+def swept(args: argparse.Namespace, notes: Sequence[str] = ()) -> str:
+    """The best layout for each value of a sweep, as text or as plain data."""
+    if asked := options_given(args, Layout4D._fields):
+        raise ValueError(f"--sweep searches a layout for each value: leave out {' and '.join(asked)}")
+    if left_out := options_given(args, NOT_MODELLED):
+        raise ValueError(f"{next(iter(left_out))} is not modelled")
+    training = training_asked(args, {})
+    rows = sweep(training, args.sweep, choices_asked(args, training, None))
+    if args.json:
+        plain = {"sweep": args.sweep, "rows": [row.plain() for row in rows], "notes": notes}
+        return json.dumps(asdict(training) | plain, indent=1)
+    return "\n\n".join(filter(None, [wrapped(notes), sweep_text(args.sweep, rows)]))
 
 
 def answered(args: argparse.Namespace, notes: Sequence[str] = ()) -> str:
     """The report on the options; without seconds where they are not modelled."""
+    if args.sweep:
+        return swept(args, notes)
     if args.lora or args.offload or args.optimizer == "muon":
         return printed_memory(args, notes)
     return printed(args, *candidates(args), notes=notes)
@@ -138,12 +71,10 @@ def printed_memory(args: argparse.Namespace, notes: Sequence[str] = ()) -> str:
     training = training_asked(args, asked)
     if args.tokens or args.price:
         raise ValueError(f"--tokens and --price need seconds, and {training.no_seconds}")
-    choices = Choices(context_parallel=args.context_parallel, zero_bubble=args.zero_bubble, headroom=args.headroom)
-    if args.all_choices or asked.keys() & MORE:
-        choices = replace(ALL_OPEN, headroom=args.headroom)
     layout = completed_layout(training, asked) if asked else None
+    choices = choices_asked(args, training, layout)
     try:
-        found, nothing = layouts_by_memory(training, choices, args.best), ""
+        found, nothing = recommended_by_memory(training, choices, args.best), ""
     except ValueError as error:
         if not layout:
             raise
@@ -154,6 +85,7 @@ def printed_memory(args: argparse.Namespace, notes: Sequence[str] = ()) -> str:
         return json.dumps(asdict(training) | {"report": asdict(report), "layouts": more, "notes": notes}, indent=1)
     lines = [nothing or "layouts that fit, the least split first:"]
     lines += [f"{i}. {layout_text(one)}, {memory.total / 1e9:.1f} GB" for i, (one, memory) in enumerate(found, 1)]
+    lines += needs_text(training, found[0][0]) if found else []
     return "\n\n".join(filter(None, [wrapped(notes), str(report), wrapped(lines)]))
 
 
@@ -164,17 +96,27 @@ def candidates(args: argparse.Namespace) -> tuple[Training, list[Planned], str]:
         raise ValueError(f"{next(iter(left_out))} is not modelled")
     training = training_asked(args, asked)
     mine = layout_asked(training, asked) if asked else None
-    usual = Choices(context_parallel=args.context_parallel, zero_bubble=args.zero_bubble, headroom=args.headroom)
-    everything = replace(ALL_OPEN, headroom=args.headroom)
-    wide = args.all_choices or asked.keys() & MORE  # who asks for more than ranks is compared with all
+    choices = choices_asked(args, training, mine and mine.layout)
     try:
-        fastest, nothing = best_layouts(training, everything if wide else usual, args.best), ""
+        fastest, choices = recommended(training, choices, args.best)
     except ValueError as error:
         if not mine:
             raise
-        fastest, nothing = [], str(error)
-    behind = others_text(fastest, mine, nothing, training.room_bytes, args.headroom)
+        return training, [mine], others_text([], mine, str(error), training.room_bytes, args.headroom)
+    more = choices_text(training, fastest, choices)
+    behind = others_text(fastest, mine, "", training.room_bytes, args.headroom, more)
     return training, [mine or fastest[0], *fastest], behind
+
+
+def choices_asked(args: argparse.Namespace, training: Training, mine: Layout4D | None) -> Choices:
+    """Those of the library, opened or closed by options; all, for a layout that has a choice beyond them."""
+    choices = replace(choices_of(training), headroom=args.headroom)
+    if args.context_parallel is not None:
+        choices = replace(choices, context_parallel=args.context_parallel)
+    if args.zero_bubble:
+        choices = replace(choices, zero_bubble=True, pipeline=True, deferred=DEFERRED)
+    everything = replace(ALL_OPEN, headroom=args.headroom)
+    return everything if args.all_choices or (mine and beyond(choices, mine)) else choices
 
 
 def printed(
@@ -211,7 +153,7 @@ def printed_experts(args: argparse.Namespace, shape: ExpertShape | None = None, 
         raise ValueError(f"--{option} is not modelled for a model with experts: leave it out")
     if args.context_parallel or args.zero_bubble or args.all_choices:
         raise ValueError("layouts with experts are searched over tp, pp, dp and ep only: leave out wider choices")
-    if args.tokens or args.price:
+    if args.tokens or args.price or args.sweep:
         raise ValueError(NO_SECONDS_OF_EXPERTS)
     shape = shape or EXPERT_MODELS[name]
     base = replace(shape.base, context=args.context or shape.base.context)
@@ -301,37 +243,6 @@ def _model(args: argparse.Namespace) -> ModelShape:
     except ValueError as error:
         sizes = " ".join(f"--{option} {given[field]}" for option, field in ALL_SIZES.items() if field in given)
         raise ValueError(f"{sizes}: {error}") from None
-
-
-def options_given(args: argparse.Namespace, names: Iterable[str]) -> dict:
-    """The options of these names that are given."""
-    return {name: value for name in names if (value := getattr(args, name, None)) is not None}
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or not int(text):
-        raise argparse.ArgumentTypeError(f"{text} must be a whole number of at least 1")
-    return int(text)
-
-
-def _percent(text: str) -> float:
-    try:
-        percent = float(text.removesuffix("%"))
-    except ValueError:
-        percent = -1
-    if not 0 <= percent < 100:
-        raise argparse.ArgumentTypeError(f"{text} must be a percentage from 0 to less than 100, such as 10%")
-    return percent / 100
-
-
-def _amount(units: dict[str, float], such_as: str, about: str) -> dict:
-    def read(text: str) -> float:
-        try:
-            return amount(text, units, such_as)
-        except ValueError as error:
-            raise argparse.ArgumentTypeError(str(error)) from None
-
-    return {"type": read, "help": f"{such_as}: {about}"}
 
 
 if __name__ == "__main__":

@@ -42,6 +42,12 @@ def memory_bytes(training: Training, layout: Layout4D) -> Bytes:
     return max((bytes_of_rank(training, layout, rank) for rank in ranks), key=sum)
 
 
+def least_bytes(training: Training, layout: Layout4D) -> float:
+    """Bytes below the highest peak: the states of as many blocks as a rank has in the mean, and nothing else."""
+    share = False, False, training.model.num_layers / layout.pp, 0.0
+    return sum(_on_gpu(training, layout, _state_of(training, layout, share)))
+
+
 def fits(training: Training, layout: Layout4D) -> bool:
     """Whether the rank with the highest peak stays within the memory of a GPU."""
     return memory_bytes(training, layout).total <= training.room_bytes

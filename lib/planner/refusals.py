@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from functools import partial
 
 from lib.layout import divisors, one_of
-from lib.planner.search import FEWEST_TOKENS, MOST_ROWS, MOST_STAGES_PER_RANK, possible_cp, possible_tp
+from lib.planner.choices import FEWEST_TOKENS, MOST_ROWS, MOST_STAGES_PER_RANK, possible_cp, possible_tp
 from lib.planner.seconds import has_even_stages
 from lib.planner.training import Layout4D, Training
 

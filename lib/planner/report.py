@@ -21,11 +21,10 @@ from lib.pipeline.gantt import gantt
 from lib.pipeline.schedules.action import Op
 from lib.planner.evidence import evidence_of
 from lib.planner.fp8 import in_8_bit_text
-from lib.planner.margin import HEADROOM, TIGHT, memory_verdict, ran_text, verdict_text, without_seconds
+from lib.planner.margin import HEADROOM, ran_text, verdict_text, without_seconds
 from lib.planner.memory import bytes_of_rank, parameters_of_rank, share_of_rank
 from lib.planner.peak import not_counted, step_memory
 from lib.planner.plan import Plan, bytes_out_of_a_node, step_bubble, step_traffic
-from lib.planner.search import Planned, compared, layout_text, why_slower
 from lib.planner.seconds import OPTIMIZER_BYTES, Seconds, step_and_waits, step_s
 from lib.planner.stacks import calibration_text
 from lib.planner.training import Layout4D, Training
@@ -128,27 +127,6 @@ def _times(sent: Mapping) -> list[str]:
 def _range(numbers: Sequence[float], form: str) -> str:
     least, most = (format(number, form) for number in numbers)
     return most if least == most else f"{least} to {most}"
-
-
-def others_text(
-    found: list[Planned], mine: Planned | None, nothing: str = "", room_bytes: float = math.inf, headroom: float = 0
-) -> str:
-    """The fastest layouts of a search, or why there is `nothing`; how much slower others and `mine` are, and why.
-
-    A layout that is tight says so, and one that does not fit is compared with none.
-    """
-
-    def words_of(planned: Planned) -> str:
-        return memory_verdict(planned.memory.total, room_bytes, headroom)
-
-    lines = ["the fastest layouts that fit:" if found else nothing]
-    for place, planned in enumerate(found, 1):
-        said = f"{layout_text(planned.layout)}, {planned.memory.total / 1e9:.1f} GB, {planned.seconds.total:.2f} s"
-        said += ", tight" if words_of(planned) == TIGHT else ""
-        lines.append(f"{place}. {said}" + (f": {why_slower(found[0], planned)}" if place > 1 else ""))
-    if mine and found:
-        lines.append(compared(found[0], mine, words_of(mine)))
-    return wrapped(lines)
 
 
 def wrapped(lines: Iterable[str], width: int = WIDTH) -> str:

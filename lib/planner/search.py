@@ -1,26 +1,54 @@
-"""All possible layouts that fit into memory, in order of their predicted seconds; and why the next is slower.
+"""The fastest layouts that fit into memory, in order of their predicted seconds; and why the next is slower.
 
-The problem: a cluster of 16,384 GPUs has thousands of layouts, and a person compares three. The idea: list them all,
-drop those that do not fit, and sort. A layout takes microseconds, because the costs of a block are computed once for
-each (tp, cp, microbatch, recomputation).
+The problem: a cluster of 16,384 GPUs has a hundred thousand layouts, and a person compares three. The idea: each
+choice of ranks has a least number of seconds, for its computation alone. From the least on, all layouts on these ranks
+are tried, until no choice that is left can be faster than the layouts that were found.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+import math
+from bisect import insort
+from collections.abc import Iterator
+from dataclasses import replace
 from itertools import product
 from typing import NamedTuple
 
 from lib.cost.sizes import PLANNED_RECOMPUTE
-from lib.layout import divisors, one_of
-from lib.planner.margin import HEADROOM, TIGHT, TOO_LARGE
-from lib.planner.memory import Bytes, bytes_of_rank, fits, memory_bytes, share_of_rank  # noqa: F401 their old place
-from lib.planner.seconds import Seconds, has_even_stages, step_s
+from lib.planner.choices import (  # noqa: F401 the old place of most of them
+    ALL_OPEN,
+    FEWEST_TOKENS,
+    MOST_NODES_OF_TP,
+    MOST_ROWS,
+    MOST_STAGES_PER_RANK,
+    Choices,
+    all_layouts,
+    beyond,
+    layout_text,
+    layouts_on,
+    plain_layouts,
+    possible_cp,
+    possible_schedules,
+    possible_tp,
+    possible_zero,
+    usual_choices,
+    with_recomputation,
+)
+from lib.planner.least import least_step_s
+from lib.planner.margin import TIGHT, TOO_LARGE
+from lib.planner.memory import (  # noqa: F401 the old place of most of them
+    Bytes,
+    bytes_of_rank,
+    fits,
+    least_bytes,
+    memory_bytes,
+    share_of_rank,
+)
+from lib.planner.seconds import Seconds, step_s
 from lib.planner.training import Layout4D, Training
+from lib.planner.ways_out import nothing_fits
 
-MOST_ROWS, MOST_STAGES_PER_RANK, MOST_NODES_OF_TP = 8, 12, 2
-FEWEST_TOKENS = 2048  # of a sequence, on a context-parallel rank
+WORTH = 1.05  # chosen: a choice that the library lacks is named if it is faster by so much
 
 
 class Planned(NamedTuple):
@@ -31,123 +59,122 @@ class Planned(NamedTuple):
     memory: Bytes
 
 
-@dataclass(frozen=True)
-class Choices:
-    """The choices of the search.
-
-    Args:
-        zero: stages of ZeRO; 3 only without a pipeline. 2 is off by default, because it reduces the gradients of each
-            microbatch.
-        recompute: kinds of recomputation; only `none` is tried where it fits with headroom.
-        every: with `full`, recompute one block in so many.
-        loss_chunks: pieces of the loss, from the fewest; more only where it does not fit.
-        headroom: fraction of a GPU's memory; layouts that leave less are tight, and come after all others.
-        hybrid: whether ZeRO-3 may be with tp, or over the GPUs of a node only (HSDP); our own library and DeepSpeed
-            have neither.
-        context_parallel: whether a sequence may be split.
-        interleaved: whether a rank may have several stages.
-        zero_bubble: whether weight gradients may be deferred (ZB-H1, ZB-V).
-    """
-
-    zero: tuple[int, ...] = (0, 1, 3)
-    recompute: tuple[str, ...] = ("none", "full")
-    every: tuple[int, ...] = (1,)
-    loss_chunks: tuple[int, ...] = (1,)
-    context_parallel: bool = False
-    interleaved: bool = True
-    zero_bubble: bool = False
-    hybrid: bool = False
-    headroom: float = HEADROOM
-
-
-ALL_OPEN = Choices((0, 1, 3), PLANNED_RECOMPUTE, (1, 2), (1, 8), context_parallel=True, zero_bubble=True, hybrid=True)
-
-
-def possible_tp(training: Training) -> list[int]:
-    """Tensor-parallel ranks that share the heads evenly, on at most two nodes."""
-    model, most = training.model, MOST_NODES_OF_TP * training.cluster.per_node
-    keys = model.num_kv_heads or model.num_heads
-    return [n for n in divisors(model.num_heads) if n <= most and (keys % n == 0 or n % keys == 0)]
-
-
-def possible_cp(training: Training) -> list[int]:
-    """Context-parallel ranks that have tokens enough."""
-    return [n for n in (2**k for k in range(10)) if n == 1 or training.model.context // n >= FEWEST_TOKENS]
-
-
-def all_layouts(training: Training, choices: Choices) -> Iterator[Layout4D]:
-    """Every layout on exactly the GPUs of the cluster that splits heads, layers, tokens and sequences evenly."""
-    model, gpus = training.model, training.cluster.gpus
-    shared, cuts = possible_tp(training), possible_cp(training) if choices.context_parallel else [1]
-    for tp, cp, pp in product(shared, cuts, divisors(gpus)):
-        dp, rest = divmod(gpus, tp * cp * pp)
-        if rest == 0 and pp <= model.num_layers + 2 and training.global_batch % dp == 0:
-            yield from _with(training, choices, tp, cp, pp, dp)
-
-
-def _with(training: Training, choices: Choices, tp: int, cp: int, pp: int, dp: int) -> Iterator[Layout4D]:
-    """All microbatch sizes, stages per rank, stages of ZeRO and kinds of recomputation on these ranks."""
-    mine = training.global_batch // dp
-    alone = pp == 1 and (tp == 1 or choices.hybrid)
-    zeros = [(zero, 1) for zero in choices.zero if (zero < 3 or alone) and (zero == 0 or dp * cp > 1)]
-    copies, rest = divmod(dp * cp, max(1, training.cluster.per_node // tp))
-    if choices.hybrid and alone and 3 in choices.zero and 1 < copies < dp * cp and rest == 0:
-        zeros.append((3, copies))
-    ways = [(how, n) for how in choices.recompute for n in (choices.every if how == "full" else (1,))]
-    if training.stack.fused_attention:  # which recomputes its matrix in any case
-        ways = [way for way in ways if way[0] != "selective"]
-    for rows in (2**k for k in range(MOST_ROWS.bit_length()) if mine % 2**k == 0):
-        m = mine // rows
-        most = MOST_STAGES_PER_RANK if choices.interleaved and pp > 1 and m % pp == 0 else 1
-        even = [v for v in range(1, most + 1) if has_even_stages(training.model.num_layers, pp * v)]
-        for v, (recompute, every), (zero, replicas) in product(even, ways, zeros):
-            schedules = ["1f1b"]
-            if choices.zero_bubble and pp > 1 and recompute == "none":
-                schedules += ["zb-h1"] if v == 1 and m >= pp else ["zb-v"] if v == 2 and m >= 2 * pp - 1 else []
-            for schedule, chunks in product(schedules, choices.loss_chunks):
-                yield Layout4D(
-                    tp,
-                    cp,
-                    pp,
-                    dp,
-                    rows=rows,
-                    stages_per_rank=v,
-                    zero=zero,
-                    sequence_parallel=tp > 1,
-                    recompute=recompute,
-                    schedule=schedule,
-                    replicas=replicas,
-                    every=every,
-                    loss_chunks=chunks,
-                )
+def choices_of(training: Training, choices: Choices | None = None) -> Choices:
+    """The given choices, or by default the choices of the library that the stack names."""
+    return choices or usual_choices(training.stack.library)
 
 
 def best_layouts(training: Training, choices: Choices | None = None, best: int = 3) -> list[Planned]:
     """The fastest layouts that fit, the fastest first; tight ones only after all that leave the headroom.
 
+    There is one for each choice of ranks, ZeRO and schedule: of kinds of recomputation, and of pieces of the loss, the
+    fastest.
+
+    Args:
+        choices: by default `usual_choices` of the library that the stack names.
+
     Raises:
         ValueError: no layout splits evenly, or none fits: by how much the smallest is too large, and a way out.
     """
+    choices = choices_of(training, choices)
+    if found := _fastest(training, choices, best):
+        return found
+    sizes = {layout: memory_bytes(training, layout).total for layout in all_layouts(training, choices)}
+    raise ValueError(nothing_fits(training, choices, sizes))
+
+
+def _fastest(training: Training, choices: Choices, best: int) -> list[Planned]:
+    """In order; none if none fits."""
     if training.no_seconds:
         raise ValueError(f"{training.no_seconds}; layouts_by_memory lists layouts without them")
-    choices, room = choices or Choices(), training.room_bytes
-    easy = (1 - choices.headroom) * room
-    held, enough = {}, set()
-    for layout in all_layouts(training, choices):
-        plain = layout._replace(recompute="none", every=1, loss_chunks=1)
-        if (layout.recompute != "none" or layout.loss_chunks > 1) and plain in enough:  # it fits without
+    found: dict[bool, list[tuple[float, float, Planned]]] = {False: [], True: []}  # whether they are tight
+    for least_s, plain in _in_order(training, choices):
+        enough_s = (
+            found[False][-1][0] if len(found[False]) == best else math.inf
+        )  # a slower one is not among the best
+        if least_s > enough_s:
+            break
+        for planned in fastest_on(training, choices, plain, enough_s):
+            of_kind = found[_is_tight(training, choices, planned.memory)]
+            insort(of_kind, (planned.seconds.total, planned.memory.total, planned))
+            del of_kind[best:]
+    return [planned for *_, planned in found[False] + found[True]][:best]
+
+
+def _is_tight(training: Training, choices: Choices, memory: Bytes) -> bool:
+    return memory.total > (1 - choices.headroom) * training.room_bytes
+
+
+def recommended(training: Training, choices: Choices | None = None, best: int = 3) -> tuple[list[Planned], Choices]:
+    """The fastest layouts, and the choices among which they are: all choices where the given ones have no layout.
+
+    Raises:
+        ValueError: as in `best_layouts`, with all choices.
+    """
+    choices = choices_of(training, choices)
+    if found := _fastest(training, choices, best):
+        return found, choices
+    choices = replace(ALL_OPEN, headroom=choices.headroom)
+    return best_layouts(training, choices, best), choices
+
+
+def lacking(training: Training, best: Planned, headroom: float) -> tuple[list[str], Planned] | None:
+    """The fastest layout of all choices, and the parts of it that the library lacks, if it is worth a change.
+
+    Args:
+        best: the fastest layout that the library has.
+    """
+    usual = choices_of(training)
+    fastest, *_ = best_layouts(training, replace(ALL_OPEN, loss_chunks=usual.loss_chunks, headroom=headroom), 1)
+    parts = beyond(usual, fastest.layout)
+    return (parts, fastest) if parts and best.seconds.total >= WORTH * fastest.seconds.total else None
+
+
+def _in_order(training: Training, choices: Choices) -> list[tuple[float, Layout4D]]:
+    """All choices of ranks, with the seconds that a step takes at least, from the least on."""
+    found = [(_least_s(training, choices, plain), plain) for plain in plain_layouts(training, choices)]
+    return sorted(found, key=lambda one: one[0])
+
+
+def _least_s(training: Training, choices: Choices, layout: Layout4D) -> float:
+    """With each schedule that the choices have; one that defers weight gradients may have no bubble."""
+    return least_step_s(training, layout, is_1f1b=not choices.zero_bubble)
+
+
+def fastest_on(
+    training: Training, choices: Choices, plain: Layout4D, enough_s: float = math.inf
+) -> Iterator[Planned]:
+    """Of each stage of ZeRO and schedule on these ranks, the fastest layout that fits, if it can be fast enough."""
+    layouts = [
+        one for one in with_recomputation(training, choices, plain) if _least_s(training, choices, one) <= enough_s
+    ]
+    for zero, replicas in possible_zero(training, choices, plain) if layouts else ():
+        if least_bytes(training, plain._replace(zero=zero, replicas=replicas)) > training.room_bytes:
             continue
-        held[layout] = memory_bytes(training, layout)
-        if layout.recompute == "none" and held[layout].total <= easy:
-            enough.add(plain)
-    fitting = [(layout, memory) for layout, memory in held.items() if memory.total <= room]
-    if not fitting:
-        raise ValueError(_nothing(training, choices, held))
-    roomy = [one for one in fitting if one[1].total <= easy]
-    if len(roomy) >= best:  # then no tight layout is among the best
-        fitting = roomy
-    planned = [Planned(layout, step_s(training, layout), memory) for layout, memory in fitting]
-    return sorted(planned, key=lambda plan: (plan.memory.total > easy, plan.seconds.total, plan.memory.total))[:best]
+        for schedule in possible_schedules(training, choices, plain):
+            same = [one._replace(zero=zero, replicas=replicas, schedule=schedule) for one in layouts]
+            if schedule != "1f1b":
+                same = [one for one in same if one.recompute == "none"]
+            yield from _fastest_that_fits(training, choices, same)
+
+
+def _fastest_that_fits(training: Training, choices: Choices, layouts: list[Layout4D]) -> list[Planned]:
+    """Of layouts that differ in recomputation, each with as few pieces of the loss as fit; nothing if none fits."""
+    fitting: list[Planned] = []
+    for layout, chunks in product(layouts, choices.loss_chunks):
+        one = layout._replace(loss_chunks=chunks)
+        if bytes_of_rank(training, one, 0).total > training.room_bytes:  # the first rank often has the highest peak
+            continue
+        memory = memory_bytes(training, one)
+        if memory.total <= training.room_bytes:
+            fitting.append(Planned(one, step_s(training, one), memory))
+            if one.recompute == "none" and not _is_tight(training, choices, memory):  # recomputation only adds to it
+                break
+
+    def order(planned: Planned) -> tuple[bool, float]:
+        return _is_tight(training, choices, planned.memory), planned.seconds.total
+
+    return sorted(fitting, key=order)[:1]
 
 
 def layouts_by_memory(
@@ -158,63 +185,45 @@ def layouts_by_memory(
     Raises:
         ValueError: as `best_layouts`.
     """
-    choices, room = choices or Choices(), training.room_bytes
-    held = {
+    choices = choices_of(training, choices)
+    held = _held_by(training, choices)
+    if found := _by_memory(training, choices, held):
+        return found[:best]
+    raise ValueError(nothing_fits(training, choices, {one: memory.total for one, memory in held.items()}))
+
+
+def recommended_by_memory(
+    training: Training, choices: Choices | None = None, best: int = 3
+) -> list[tuple[Layout4D, Bytes]]:
+    """As `layouts_by_memory`; of all choices where the given ones have no layout.
+
+    Raises:
+        ValueError: as `best_layouts`, with all choices.
+    """
+    choices = choices_of(training, choices)
+    found = _by_memory(training, choices, _held_by(training, choices))
+    return found[:best] or layouts_by_memory(training, replace(ALL_OPEN, headroom=choices.headroom), best)
+
+
+def _held_by(training: Training, choices: Choices) -> dict[Layout4D, Bytes]:
+    return {
         one: memory_bytes(training, one)
         for one in all_layouts(training, choices)
         if training.offload != "parameters" or one.zero == 3
     }
 
+
+def _by_memory(training: Training, choices: Choices, held: dict[Layout4D, Bytes]) -> list[tuple[Layout4D, Bytes]]:
+    """Those that fit, in order."""
+
     def order(one: Layout4D) -> tuple[float, ...]:
-        is_tight = held[one].total > (1 - choices.headroom) * room
         again = PLANNED_RECOMPUTE.index(one.recompute)
-        return is_tight, one.tp * one.cp * one.pp, one.loss_chunks, again, one.zero, -one.rows, held[one].total
+        split = one.tp * one.cp * one.pp
+        is_tight = _is_tight(training, choices, held[one])
+        return is_tight, split, one.loss_chunks, again, one.zero, -one.rows, held[one].total
 
-    fitting = sorted((one for one, memory in held.items() if memory.total <= room), key=order)
-    if not fitting:
-        raise ValueError(_nothing(training, choices, held))
-    return [(one, held[one]) for one in fitting[:best]]
-
-
-def _nothing(training: Training, choices: Choices, held: dict[Layout4D, Bytes]) -> str:
-    """Why there is no layout, and ways out, each of them tried."""
-    model, gpus, batch, dps = training.model, training.cluster.gpus, training.global_batch, []
-    if held:
-        layout = min(held, key=lambda layout: held[layout].total)
-        size, more = held[layout].total / 1e9, (held[layout].total - training.room_bytes) / 1e9
-        needs = f"needs {size:.1f} GB on a GPU, {more:.1f} GB more than available"
-        why = f"nothing fits: the smallest layout ({layout_text(layout)}) {needs}"
-    elif dps := sorted({layout.dp for layout in all_layouts(replace(training, global_batch=gpus), choices)}):
-        shared = f"{model.num_layers} layers and {model.num_heads} heads on {gpus:,} GPUs need dp {one_of(dps)}"
-        why = f"the batch is the reason: {shared}, and a batch of {batch:,} divides by none of them"
-    else:
-        why = f"no layout cuts {model.num_layers} layers and {model.num_heads} heads evenly over {gpus:,} GPUs"
-    ways, more = [], {"context parallelism": {"context_parallel": True}, "a loss in pieces": {"loss_chunks": (1, 8)}}
-    if held or not dps:
-        many = {2**k for k in range(21)} | {training.cluster.per_node * k for k in range(1, 65)}  # up to 64 nodes
-        larger = [replace(training, cluster=replace(training.cluster, gpus=n)) for n in sorted(many) if n > gpus]
-        ways = [f"{fitting.cluster.gpus:,} GPUs" for fitting in _first_that_fits(larger, choices)]
-        wider = {name: replace(choices, **changes) for name, changes in more.items()}
-        ways += [name for name, wide in wider.items() if wide != choices and _first_that_fits([training], wide)]
-        if not ways:
-            first = _first_that_fits(larger, replace(choices, context_parallel=True, loss_chunks=(1, 8)))
-            ways = [f"{fitting.cluster.gpus:,} GPUs, with {' and '.join(more)}" for fitting in first]
-    if not ways:  # the batch that fits the most layouts, but not twice as large if there is a smaller one
-        batches = sorted({-(-batch // n) * n for n in divisors(gpus)}, key=lambda n: n if n >= 2 * batch else -n)
-        first = _first_that_fits((replace(training, global_batch=n) for n in batches), choices)
-        ways = [f"a batch of {fitting.global_batch:,} sequences" for fitting in first]
-    if not ways:
-        shorter = (replace(training, model=replace(model, context=model.context >> k)) for k in range(1, 30))
-        ways = [f"sequences of {fitting.model.context:,} tokens" for fitting in _first_that_fits(shorter, choices)]
-    return f"{why}; use {' or '.join(ways) or 'a GPU with more memory'}"
-
-
-def _first_that_fits(trainings: Iterable[Training], choices: Choices) -> list[Training]:
-    """The first that has a layout; empty if none has."""
-    for training in trainings:
-        if any(fits(training, layout) for layout in all_layouts(training, choices)):
-            return [training]
-    return []
+    fitting = [one for one, memory in held.items() if memory.total <= training.room_bytes]
+    return [(one, held[one]) for one in sorted(fitting, key=order)]
 
 
 def why_slower(one: Planned, other: Planned) -> str:
@@ -233,19 +242,3 @@ def compared(best: Planned, mine: Planned, word: str) -> str:
     if word == TIGHT and mine.seconds.total < best.seconds.total:
         return f"yours is {best.seconds.total / mine.seconds.total - 1:.1%} faster, and tight"
     return "yours is as fast as the fastest that was found"
-
-
-def layout_text(layout: Layout4D) -> str:
-    """A layout in a line: `tp 8 · pp 4 · dp 2, b 1, v 2, ZeRO-1, sp`."""
-    x = layout
-    options = {
-        f"tp {x.tp}" + f" · cp {x.cp}" * (x.cp > 1) + f" · pp {x.pp} · dp {x.dp}, b {x.rows}": True,
-        f"v {x.stages_per_rank}": x.stages_per_rank > 1,
-        f"ZeRO-{x.zero}": x.zero > 0,
-        "sp": x.sequence_parallel,
-        f"{x.replicas} copies": x.replicas > 1,
-        f"recompute {x.recompute}" + f", 1 in {x.every}" * (x.every > 1): x.recompute != "none",
-        f"loss in {x.loss_chunks}": x.loss_chunks > 1,
-        x.schedule: x.schedule != "1f1b",
-    }
-    return ", ".join(words for words, holds in options.items() if holds)

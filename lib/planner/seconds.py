@@ -104,7 +104,7 @@ def step_and_waits(training: Training, layout: Layout4D) -> tuple[Seconds, dict[
     if layout.gpus != cluster.gpus:
         given = f"tp {tp} x cp {cp} x pp {pp} x dp {dp}"
         raise ValueError(f"{given} are {layout.gpus} GPUs, the cluster has {cluster.gpus}")
-    tokens, m = rows * model.context / cp, layout.microbatches(training.global_batch)
+    m = layout.microbatches(training.global_batch)
     block = block_s(training, tp, cp, rows, layout.sequence_parallel, layout.recompute, layout.every)
     layers, with_head = stage_layers(model.num_layers, pp, v, layout.schedule)
 
@@ -112,7 +112,7 @@ def step_and_waits(training: Training, layout: Layout4D) -> tuple[Seconds, dict[
     moved = _own_parameters(training, layout) * (stack.copied_bytes if layout.zero == 3 else 0)
     copies = moved / (stack.memory_share * cluster.device.memory_Bps)
     stage = layers * block.total + copies
-    head = matmul_s(training, 6 * tokens * training.end_parameters / tp, tokens / layout.loss_chunks, model.d_model)
+    head = head_s(training, tp, cp, rows, layout.loss_chunks)
     ends = max(0.0, head - (layers - with_head) * block.total)  # time of the head for which all stages wait
 
     left_s = layers * block.left_s - over_pp.hidden_s  # of a microbatch
@@ -143,6 +143,13 @@ def step_and_waits(training: Training, layout: Layout4D) -> tuple[Seconds, dict[
         optimizer=OPTIMIZER_BYTES * updated / (stack.memory_share * cluster.device.memory_Bps),
     )
     return seconds, waits
+
+
+def head_s(training: Training, tp: int, cp: int, rows: int, loss_chunks: int) -> float:
+    """Seconds of a microbatch in the head."""
+    tokens = rows * training.model.context / cp
+    flops = 6 * tokens * training.end_parameters / tp
+    return matmul_s(training, flops, tokens / loss_chunks, training.model.d_model)
 
 
 def _over_pp(training: Training, layout: Layout4D, layers: float, block: BlockTime) -> tuple[AxisWait, float]:

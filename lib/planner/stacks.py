@@ -6,7 +6,7 @@ matmul reaches, is calibrated on a published run (`CALIBRATED`). Chapter 14 test
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 
 from lib.cost.hardware import GPUS
 from lib.cost.models import known
@@ -50,6 +50,8 @@ class Stack:
             where the software keeps less than the formula has.
         usable_share: of the memory of a GPU as it is sold, by all of this. An "80 GB" GPU has 86 GB: the driver, the
             collectives and the gaps of the allocator take about the difference.
+        library: whose schedules and options a search proposes (`lib.planner.libraries`); it changes no prediction, and
+            stacks that differ in nothing else are equal.
     """
 
     matmul_share: float
@@ -81,6 +83,7 @@ class Stack:
     usable_share: float = 1.0
     whole_gradient_bytes: int = 0
     splits_vocabulary: bool = True
+    library: str = field(default="megatron-lm", compare=False)
 
 
 CALIBRATED = {"a100": "Korthikanti 175B selective", "h100": "Llama 3 405B 8,192 GPUs"}  # rows, predicted exactly
@@ -98,10 +101,11 @@ NEMO = Recipe(2, 2, 2, 8)
 # took as long as without balance (torchtitan's rows; the cause is a guess). `fsdp-eager` has a kernel for each
 # operation of norms, rotations and SwiGLU; its 2 is chosen on one row.
 STACKS = {
-    "megatron-2021": {"fused_attention": False, "exposed_zero3": 1.0},
+    "megatron-2021": {"fused_attention": False, "exposed_zero3": 1.0, "library": "megatron-2021"},
     "megatron": {"exposed_tp": 0.3, "exposed_cp": 0.0, "exposed_pp": 0.1, "overlaps_dp": True, "recipe": NEMO},
-    "llama3": {"overlaps_dp": True, "spare_activations": 0.8},  # otherwise none of its runs would fit
-    "aleph-alpha": {"recipe": BF16, "spare_activations": 1.3},
+    # Without 0.8 none of its runs would fit.
+    "llama3": {"overlaps_dp": True, "spare_activations": 0.8, "library": "llama3"},
+    "aleph-alpha": {"recipe": BF16, "spare_activations": 1.3, "library": "aleph-alpha"},
     "fsdp": {
         "recipe": BF16,
         "overlaps_dp": True,
@@ -111,9 +115,11 @@ STACKS = {
         "stops_early": True,
         "reduced_bytes": 4,
         "copied_bytes": 14,
+        "library": "fully_shard",
     },
 }
 STACKS["megatron-lm"] = STACKS["megatron"] | {"recipe": RECIPES["mixed Adam, fp32 gradients"]}
+STACKS["torchtitan"] = STACKS["fsdp"] | {"library": "torchtitan"}
 STACKS["fsdp-eager"] = STACKS["fsdp"] | {"traffic": 2.0, "fused_swiglu": False, "launch_s": 1.6e-3}
 STACKS["fsdp1-eager"] = STACKS["fsdp-eager"] | {"reduced_bytes": 2, "copied_bytes": 0}
 # KempnerForge (commit 5666d0d): parameters and both moments in 16 bit; `set_requires_gradient_sync(False)` until the
@@ -126,6 +132,7 @@ STACKS["kempner-forge"] = STACKS["fsdp"] | {
     "logits_bytes": 8,
     "whole_gradient_bytes": 4,
     "splits_vocabulary": False,
+    "library": "kempner-forge",
 }
 
 

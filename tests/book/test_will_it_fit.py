@@ -19,14 +19,15 @@ from lib.cost.hardware import Device
 from lib.cost.models import known
 from lib.cost.sizes import BIASES, OPTIMIZERS, PLANNED_RECOMPUTE, ModelShape, Recipe, recipe_of_optimizer
 from lib.layout import divisors
-from lib.planner import Choices, Cluster, Layout4D, Training, best_layouts, memory_bytes, step_s
+from lib.planner import Cluster, Layout4D, Training, best_layouts, memory_bytes, step_s
 from lib.planner.evidence import percent
-from lib.planner.margin import ran_text, verdict_text
+from lib.planner.margin import HEADROOM, ran_text, verdict_text
 from lib.planner.messages import LINK_STEP_S, NETWORK_STEP_S
 from lib.planner.refusals import refusal
 from lib.planner.report import report_of_layout
-from lib.planner.search import ALL_OPEN, all_layouts, layouts_by_memory, why_slower
+from lib.planner.search import ALL_OPEN, all_layouts, lacking, layouts_by_memory, why_slower
 from lib.planner.seconds import step_and_waits
+from lib.planner.sweep import SWEPT, sweep
 from lib.planner.training import GPUS, PRESET_MODELS, STACKS, stack_for
 from tests.book.book_project import BOOK, build, live_html, load, soup, violations
 from tests.book.test_explain import BAD_CONFIGS, LLAMA8, MODELS
@@ -34,10 +35,9 @@ from tests.book.test_explain_models import COUNTED
 
 extension = load("book_planner")
 NUMBERS = extension.numbers()
-ALL = Choices(context_parallel=True)
 EVERYTHING = replace(ALL_OPEN, zero=(0, 1, 2, 3), every=(1,), loss_chunks=(1,))
 HEADS = "num_attention_heads", "num_key_value_heads"
-OPEN = "{zeroBubble: true, hybrid: true, ways: limits.recompute, everies: [1, 2], pieces: [1, 8]}"
+OPEN = "limits.choices.all"
 
 
 @pytest.fixture(scope="module")
@@ -235,8 +235,8 @@ def test_layouts_without_seconds_are_those_of_python(page):
     runs = [replace(page_training(rng), adapters=Adapters(16, rng.choice(list(BASES)))) for _ in range(12)]
     runs += [replace(page_training(rng), offload=rng.choice(("optimizer", "parameters"))) for _ in range(8)]
     answered = 0
-    for run, said in zip(runs, ask(page, "of.leastSplit({most: 5})", runs), strict=True):
-        ours = tried(layouts_by_memory, run, ALL, 5)
+    for run, said in zip(runs, ask(page, "of.leastSplit(undefined, 5)", runs), strict=True):
+        ours = tried(layouts_by_memory, run, None, 5)
         if isinstance(ours, str):
             assert said["found"] == []
             continue
@@ -282,7 +282,7 @@ def test_the_best_three_are_those_of_the_search(page):
     said_of = [*ask(page, f"of.best({OPEN})", runs[:4]), *ask(page, "of.best()", runs[4:])]
     for i, (run, said) in enumerate(zip(runs, said_of, strict=True)):
         try:
-            best = best_layouts(run, ALL_OPEN if i < 4 else ALL)
+            best = best_layouts(run, ALL_OPEN if i < 4 else None)
         except ValueError:
             assert said["found"] == []
             continue
@@ -304,13 +304,51 @@ def test_where_nothing_fits_it_says_what_python_says(page):
     for run, said in zip(runs, ask(page, words, runs), strict=True):
         ours = tried(best_layouts, run, ALL_OPEN)
         assert said == (ours if isinstance(ours, str) else None), run
-        found |= {said.partition(" ")[0], *re.findall("GPUs$|sequences$|tokens$", said)} if said else set()
-    assert found >= {"nothing", "the", "GPUs", "sequences"}, found
+        found |= {said.partition(" ")[0], *re.findall("GPUs of|GPUs|sequences|tokens$", said)} if said else set()
+    assert found >= {"nothing", "the", "GPUs", "GPUs of", "sequences"}, found
+
+
+def test_a_lack_is_the_one_of_python(page):
+    rng = random.Random(7)
+    runs = [replace(page_training(rng), global_batch=rng.choice((16, 32, 64))) for _ in range(16)]
+    words = """(({ found, choices }) =>
+        found.length && choices === of.usual ? of.lacking(found[0]) : null)(of.recommended())"""
+    found = 0
+    for run, said in zip(runs, ask(page, words, runs), strict=True):
+        ours = tried(best_layouts, run)
+        lack = None if isinstance(ours, str) else lacking(run, ours[0], HEADROOM)
+        assert (said and (said["parts"], said["one"]["layout"])) == (lack and (lack[0], lack[1].layout._asdict())), (
+            run
+        )
+        found += bool(lack)
+    assert 1 < found < 14
+
+
+@pytest.mark.parametrize("what", SWEPT)
+def test_a_sweep_is_the_one_of_python(page, what):
+    rng, reasons = random.Random(SWEPT.index(what)), 0
+    runs = [page_training(rng) for _ in range(6)]
+    runs = [replace(run, cluster=replace(run.cluster, gpus=min(64, run.cluster.gpus))) for run in runs]
+    for run in runs:
+        network = rng.choice((1, 8)) * 1e9
+        device = replace(run.cluster.device, network_Bps=network)
+        run = replace(run, cluster=replace(run.cluster, device=device))
+        (said,) = ask(page, f"plannerSweep(of.training, limits).sweep('{what}')", [run])
+        ours = tried(sweep, run, what)
+        if isinstance(ours, str):
+            assert said == ours
+            continue
+        for theirs, row in zip(said, ours, strict=True):
+            assert math.isclose(theirs["value"], row.value) and theirs["nothing"] == row.nothing
+            assert theirs["reason"] == row.reason
+            assert (theirs.get("planned") or {}).get("layout") == (row.planned and row.planned.layout._asdict())
+            reasons += bool(row.reason)
+    assert reasons > 2
 
 
 def test_why_the_next_one_is_slower(page):
     run = Training(PRESET_MODELS["llama-70b"], Cluster(GPUS["h100"], 64), stack_for("megatron", "h100"), 1024)
-    best = best_layouts(run, ALL)
+    best = best_layouts(run)
     said = ask(
         page, "of.whySlower(of.best().found[0], of.planned(layout))", [run] * 2, [one.layout for one in best[1:]]
     )
@@ -455,7 +493,7 @@ def test_what_it_says_is_what_python_says(page_at):
     listed = page.text_content(".kinds ul >> nth=0")
     assert f"activations {held.activations / 1e9:.1f} GB" in listed
     assert {kind: kind in listed for kind in held._fields} == {kind: n > 0 for kind, n in held._asdict().items()}
-    first = best_layouts(run, ALL)[0]
+    first = best_layouts(run)[0]
     assert f"tp {first.layout.tp} · " in page.inner_text(".best button >> nth=0")
     assert f"{first.memory.total / 1e9:.1f} GB" in page.inner_text(".best button >> nth=0")
 
@@ -521,7 +559,7 @@ def test_adapters_on_a_card_of_24_gb(page_at):
     )
     assert f"{run.no_seconds}." in said and "A step takes" not in said
     assert not page.is_visible("figure >> nth=1") and not page.is_visible(".answers")
-    (layout, held), *_ = layouts_by_memory(run, ALL)
+    (layout, held), *_ = layouts_by_memory(run)
     assert f"{held.total / 1e9:.1f} GB" in page.inner_text(".best button >> nth=0") and layout.tp == 1
     page.select_option("[name=trained]", "16bit")
     assert verdict(page).startswith("It does not fit.") and "trained=16bit" in page.url
@@ -598,6 +636,39 @@ def test_another_schedule_is_searched_where_it_is_chosen(page_at):
     assert verdict(page).startswith("It fits.") and "schedule=zb-v" in page.url
     page.locator(".best button >> nth=0").click()
     assert "of all layouts" in page.inner_text(".best") and "search=all" in page.url
+
+
+def test_a_sweep_is_drawn_and_listed(page_at):
+    """As many points as layouts; one node sends nothing over a network; and the address keeps it."""
+    page = page_at("?gpus=64&batch=256&tp=4&pp=4&b=1&network=5")
+    assert not page.is_visible(".sweep")
+    page.check("input[name=sweep][value=gpus]")
+    run = Training(PRESET_MODELS["llama-70b"], Cluster(GPUS["h100"], 64), stack_for("megatron", "h100"), 256)
+    run = replace(run, cluster=replace(run.cluster, device=replace(GPUS["h100"], network_Bps=5e9)))
+    rows = sweep(run, "gpus")
+    assert page.locator(".sweep circle").count() == sum(row.planned is not None for row in rows) == 6
+    said = page.inner_text(".sweep table")
+    for row in rows:
+        assert f"{row.tokens_per_s_per_gpu:,.0f}" in said and row.reason in said and row.nothing in said
+    assert "nothing fits" in said and "sweep=gpus" in page.url
+    again = page_at("?" + urlsplit(page.url).query)
+    assert again.inner_text(".sweep") == page.inner_text(".sweep")
+    assert violations(again) == []
+    typed(page, gpus=8)
+    page.check("input[name=sweep][value=network]")
+    assert "send nothing over a network" in page.inner_text(".sweep")
+    page.check("input[name=sweep][value=off]")
+    assert not page.is_visible(".sweep")
+
+
+def test_a_library_is_told_its_lack(page_at):
+    """No pipeline for fully_shard, unless it is told that it would be faster; the choices of torchtitan have one."""
+    page = page_at("?gpus=64&batch=64&stack=fsdp&network=1&tp=8&zero=1&b=1&recompute=full")
+    best = page.inner_text(".best ol")
+    assert " · pp 1 · " in best and not re.search("pp [2-9]", best)
+    assert re.search("With a pipeline.*, which fully_shard does not have, .* times as fast", page.inner_text(".lack"))
+    page.select_option("[name=stack]", "torchtitan")
+    assert re.search("pp [2-9]", page.inner_text(".best ol")) and "pipeline" not in page.inner_text(".best")
 
 
 def test_a_misspelt_address_changes_nothing(page_at):
@@ -748,7 +819,7 @@ def test_hybrid_sharding_and_zero_3_with_tp(page_at):
         page.check(f"input[name=zero][value='{zero}']")
         layout = Layout4D(2, 1, 1, 32, 1, 1, 3, True, replicas=copies)
         assert f"Peak memory is {memory_bytes(run, layout).total / 1e9:.1f} GB" in verdict(page)
-        assert "of all layouts" in page.inner_text(".best")
+        assert "of all layouts" not in page.inner_text(".best"), "fully_shard has both"
     # Heads and layers that nothing splits: ZeRO is all that can be chosen.
     config = json.dumps(LLAMA8 | {"num_hidden_layers": 29, "hidden_size": 23 * 128} | dict.fromkeys(HEADS, 23))
     page = page_at(f"?model=config&config={quote(config)}&gpus=64&batch=64&stack=fsdp&seq=2048&search=all")

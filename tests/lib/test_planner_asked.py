@@ -46,7 +46,7 @@ ANSWERED = {  # question → what the answer says
     f"{ON_64} --tp 4 --pp 4 --stages-per-rank 4": ("pp 4: 16 stages, schedule interleaved 1F1B", "yours is "),
     f"{ON_64} --zero 3 --tp 8 --recompute full": ("zero 3", "recompute full", "gathered", "yours is "),
     f"{ON_64} --tp 2 --replicas 8": ("replicas 8: ZeRO shards over 4 ranks", "zero 3"),
-    f"{ON_64} --tp 8 --recompute mlp --every 2": ("recompute mlp, in one block of 2", ", zb-v, ", "yours is "),
+    f"{ON_64} --tp 8 --recompute mlp --every 2": ("recompute mlp, in one block of 2", "yours is "),
     f"{ON_64} --tp 8 --loss-chunks 4": ("the loss in 4 pieces of the sequence",),
     f"{ON_64} --all-choices": ("1. tp ", ", zb-v, "),
     "--model llama-70b --tp 8 --pp 2 --dp 4": ("64 ranks = ", "dp 4: 256 of 1024 sequences each"),
@@ -126,7 +126,7 @@ REFUSED = {  # question → what the one sentence says
         )
     },
     "--model llama-7b --gpus 7 --batch 1": "need dp 7, and a batch of 1 divides by none of them; use a batch of 7",
-    LONG: "use context parallelism",
+    f"{LONG} --no-context-parallel --no-colour": "unrecognized arguments: --no-colour",
     # what is not modelled
     "--model dbrx --gpus 8": "dbrx: a mixture of experts is not modelled",
     "--model deepseek-v2 --gpus 8": "a mixture of experts is not modelled",
@@ -229,12 +229,28 @@ def test_ways_out_are_true(question, capsys):
         assert "fits: " in ask(f"{question} --batch {batch[1]}", capsys)
 
 
-def test_no_advice_that_was_followed(capsys):
-    assert "use context parallelism" in refused(LONG, capsys)
-    said = ask(f"{LONG} --context-parallel", capsys)
-    assert ("fits: " in said or "tight: " in said) and " · cp " in said
-    said = refused("--model llama-7b --gpus 8 --seq 4194304 --context-parallel", capsys)
+def test_the_bare_command_splits_sequences_where_the_library_can(capsys):
+    """As the page does; unless it is told not to, or the library cannot."""
+    said = ask(LONG, capsys)
+    assert re.search("^(fits|tight): ", said, re.MULTILINE) and " · cp " in said
+    assert said == ask(f"{LONG} --context-parallel", capsys)
+    closed = ask(f"{ON_64} --no-context-parallel", capsys)
+    assert " · cp " in ask(ON_64, capsys) and " · cp " not in closed
+    unable = ask(f"{ON_64} --stack aleph-alpha", capsys).split("the fastest layouts that fit:")[1]
+    assert " · cp " not in unable.split("which Aleph Alpha's library")[0].rpartition("with ")[0]
+    assert " · cp " in ask(f"{ON_64} --stack aleph-alpha --context-parallel", capsys)
+    said = refused("--model llama-7b --gpus 8 --seq 4194304", capsys)
     assert "context parallelism" not in said and "use " in said
+
+
+def test_a_schedule_that_the_library_lacks_is_found_if_it_is_asked_for(capsys):
+    few = f"{ON_64} --batch 64 --network 1GB"
+    assert ", zb-" not in ask(few, capsys).split("the fastest")[1].split("which Megatron-LM")[0]
+    assert ", zb-" in ask(f"{few} --zero-bubble", capsys)
+    pipeline = ask(f"{few} --stack fsdp", capsys)
+    assert "with a pipeline and ZB-" in pipeline and "times as fast" in pipeline
+    assert " · pp 1 · " in pipeline.split("1. ")[1].splitlines()[0]
+    assert "the first needs a pipeline and ZB-" in ask(f"{few} --stack fsdp --zero-bubble", capsys)
 
 
 def test_what_is_advised_where_no_number_of_gpus_helps():
@@ -268,7 +284,8 @@ def test_plain_data_says_the_same(capsys):
     assert plain["stack"]["matmul_share"] and plain["cluster"]["device"]["link_Bps"] == 450e9
     best = plain["layouts"][0]
     assert best["answers"]["step_s"] < answers["step_s"]
-    same = {"tp": "tp", "pp": "pp", "stages-per-rank": "stages_per_rank", "microbatch": "rows", "zero": "zero"}
+    same = {"tp": "tp", "cp": "cp", "pp": "pp", "zero": "zero", "stages-per-rank": "stages_per_rank"}
+    same |= {"microbatch": "rows"}
     options = " ".join(f"--{option} {best['layout'][field]}" for option, field in same.items())
     assert "yours is as fast as the fastest that was found" in ask(f"{ON_64} {options}", capsys)
 

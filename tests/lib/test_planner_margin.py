@@ -8,7 +8,8 @@ import pytest
 from book.published.layouts import read_tables
 from lib.planner import Choices, Cluster, Layout4D, Training, best_layouts, memory_bytes, step_s
 from lib.planner.margin import RAN_AT_FILL, memory_verdict, ran_text, verdict_text
-from lib.planner.report import others_text, report_of_layout
+from lib.planner.report import report_of_layout
+from lib.planner.report_search import others_text
 from lib.planner.search import Planned, all_layouts
 from lib.planner.stacks import STACKS, stack_name
 from lib.planner.training import GPUS, PRESET_MODELS, stack_for
@@ -45,7 +46,7 @@ def test_three_values(gb, word, said):
 
 def test_no_tight_layout_is_recommended_if_another_exists():
     run = training()
-    found = best_layouts(run, best=10_000)
+    found = best_layouts(run, Choices(), best=10_000)
     is_tight = [one.memory.total > 72e9 for one in found]
     assert any(is_tight) and is_tight == sorted(is_tight)
     without = best_layouts(run, Choices(headroom=0))[0]
