@@ -167,12 +167,6 @@ def share_sidebar(drawn: dict):
     return share
 
 
-def help_search(app, pagename, templatename, context, doctree):
-    if pagename == "search":
-        app.add_js_file("plain_formula.js", loading_method="defer")
-        app.add_js_file("search_sections.js", loading_method="defer")
-
-
 def walk_chapters(app, pagename, templatename, context, doctree):
     """Previous and next lead from chapter to chapter; exercises, solutions and what goes deeper hang beside theirs."""
     start = app.config.root_doc
@@ -190,6 +184,11 @@ def walk_chapters(app, pagename, templatename, context, doctree):
             context[name] = {"link": link, "title": escape(app.env.titles[chapters[place]].astext())}
         elif name == "prev":
             context[name] = None
+
+
+def open_folds(app, pagename, templatename, context, doctree):
+    """A link into a fold opens it, on every page."""
+    app.add_js_file("open_folds.js", loading_method="defer")
 
 
 def offer_pictures(app, pagename, templatename, context, doctree):
@@ -325,7 +324,7 @@ def setup(app):
     app.connect("html-page-context", describe, priority=400)  # before the extension that writes the og: tags
     app.connect("html-page-context", share_sidebar({}), priority=400)  # before the theme, which calls it
     app.connect("html-page-context", walk_sidebar)
-    app.connect("html-page-context", help_search)
+    app.connect("html-page-context", open_folds)
     app.connect("html-page-context", walk_chapters)
     app.connect("html-page-context", offer_pictures)
     app.connect("html-page-context", lay_on_paper)
