@@ -51,9 +51,7 @@
     return [...first, ...found].filter((result) => { // a page once, but for places that are meant and functions of the library
       const place = result[PAGE] + result[SECTION], name = isFunction(result) || first.includes(result) ? place : result[PAGE];
       if (seen.has(name)) return false;
-      seen.add(name);
-      if (!isFunction(result)) seen.add(result[PAGE]);
-      return true;
+      return seen.add(name).add(result[PAGE]);
     }).reverse();
   };
 })();
