@@ -254,6 +254,10 @@ MATHJAX = re.compile(r"<script>window\.MathJax = .*?</script>\s*|<script [^>]*ma
 # It paints what was searched for on every page that follows, also inside of other words, also in the sidebar.
 HIGHLIGHT = re.compile(r"<script [^>]*sphinx_highlight[^>]*></script>\s*")
 TIDY = [  # a pattern, and what stands in its place, on every page
+    (
+        re.compile(r'(?<!class="whole">)(<span class="math [^"]*">[^<]*</span>[.,;:!?)]+)'),
+        r'<span class="whole">\1</span>',
+    ),
     (UNWANTED, ""),
     (re.compile('role="doc-biblioentry"'), 'role="listitem"'),  # docutils gives a role that is deprecated
     (re.compile('<summary>(?=<span class="toctree-toggle")'), '<summary aria-label="The pages below">'),
