@@ -132,29 +132,9 @@ def description(doctree: nodes.document) -> str:
     return lead if len(lead) <= LONGEST else lead[:LONGEST].rsplit(" ", 1)[0].rstrip(",;:.") + " …"
 
 
-# The page one reads is in view in the sidebar, however long that is; the theme does it for some. Fifty links are one
-# stop of the Tab key: arrow keys walk through them.
-SIDEBAR = """addEventListener("load", () => {
-  const bar = document.querySelector(".bd-sidebar-primary");
-  const here = bar?.querySelector("a.current");
-  const [top, bottom] = [here?.getBoundingClientRect().top, bar?.getBoundingClientRect().bottom];
-  if (top < 0 || top > bottom - 60) bar.scrollTop += top - bottom / 2;
-  const stops = [...(bar?.querySelectorAll("nav.bd-links :is(a, summary)") ?? [])];
-  const rest = (at) => stops.forEach((stop) => { stop.tabIndex = stop === at ? 0 : -1; });
-  rest(here ?? stops[0]);
-  bar?.querySelector("nav.bd-links")?.addEventListener("keydown", (event) => {
-    const seen = stops.filter((stop) => stop.checkVisibility());
-    const step = { ArrowDown: 1, ArrowUp: -1 }[event.key], next = seen[seen.indexOf(document.activeElement) + step];
-    if (!step || !next) return;
-    event.preventDefault();
-    rest(next);
-    next.focus();
-  });
-});"""
-
-
 def walk_sidebar(app, pagename, templatename, context, doctree):
-    app.add_js_file(None, body=SIDEBAR)
+    """The page one reads is in view in the sidebar, and pages that were read bear a mark."""
+    app.add_js_file("sidebar.js", loading_method="defer")
 
 
 def share_sidebar(drawn: dict):
