@@ -343,8 +343,7 @@ def _in_the_way(timeline: Timeline, hop: float) -> tuple[Action, Action] | None:
 
 def _sender(timeline: Timeline, slot: Slot) -> Slot | None:
     """The action on a different rank that computes the input of this one; None if there is none."""
-    message = message_before(slot.action, timeline.schedule)
-    if message is None:
+    if (message := message_before(slot.action, timeline.schedule)) is None:
         return None
     stage, op, m = message[1]
     ops = (Op.F,) if op == Op.SEND_F else (Op.B, Op.I)
