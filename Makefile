@@ -14,7 +14,7 @@ SOON   := tests/lib $(wildcard tests/book/test_mechanism_*.py) \
   $(addprefix tests/course/test_,check_edits.py check_slips.py check_stale.py solutions.py make_exercises.py) \
   $(addprefix tests/book/test_,book_formulas.py figures_svg.py figures_schedule.py promises.py prose.py) $(wildcard tests/book/test_explain*.py)
 COURSE := $(filter-out $(SOON),$(wildcard tests/course/test_*.py))
-PAGES  := $(filter-out $(SOON) tests/book/test_site.py,$(wildcard tests/book/test_*.py))
+PAGES  := $(filter-out $(SOON) $(wildcard tests/book/test_site*.py),$(wildcard tests/book/test_*.py))
 SHARED := -m "not alone and not timed and not chapters" -n 2 --dist worksteal
 ALONE  := -m "alone or timed"
 
@@ -79,7 +79,7 @@ students: $(READY) ## read: build the pages without the solutions, into _build/s
 
 site: $(READY) ## check: open every built page in a real browser and check it
 	@test -f $(SITE)/index.html || { echo "There is no $(SITE) yet: make book" >&2; exit 1; }
-	@SITE=$(abspath $(SITE)) $(PY) -m pytest tests/book/test_site.py -n 2 --dist loadgroup
+	@SITE=$(abspath $(SITE)) $(PY) -m pytest tests/book/test_site*.py -n 2 --dist loadgroup
 	@$(PY) tools/looks.py
 
 pdf: $(READY) ## read: print the built book as one PDF, with bookmarks; says how many sheets a chapter takes
@@ -124,8 +124,8 @@ solutions: $(READY)
 	  --nbval-sanitize-with tests/nbval_sanitize.cfg solutions
 
 thorough: $(READY) ## check: the tests that make test leaves out: more ranks, layouts and platforms (ten to fifteen minutes)
-	@$(PY) -m pytest tests --ignore tests/book/test_site.py $(SHARED) --part thorough --longest-s 60 $(PYTEST_ARGS)
-	@$(PY) -m pytest tests --ignore tests/book/test_site.py $(ALONE) --part thorough --longest-s 60 $(PYTEST_ARGS)
+	@$(PY) -m pytest tests --ignore-glob 'tests/book/test_site*.py' $(SHARED) --part thorough --longest-s 60 $(PYTEST_ARGS)
+	@$(PY) -m pytest tests --ignore-glob 'tests/book/test_site*.py' $(ALONE) --part thorough --longest-s 60 $(PYTEST_ARGS)
 
 notebooks: $(READY) ## write: write every .ipynb from its .md, run the solutions, generate the exercises
 	@$(PY) tools/museum.py

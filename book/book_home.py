@@ -1,15 +1,12 @@
-"""The first page: cards of the chapters, `{cards}`, and what is behind a line until somebody wants it.
+"""The first page: cards of the chapters, `{cards}`.
 
 A card has the title of its chapter and an icon, drawn here: a picture of a page, shrunk to a card, cannot be read.
-The sections after the cards are folded, so that the page says in two screens what the book is, for whom, and where to
-begin.
 """
 
 import re
 from collections.abc import Iterator
 from html import escape
 
-from book_cells import fold_section
 from docutils import nodes
 from live_page import add_place
 
@@ -149,19 +146,6 @@ def cards(app, page: str) -> nodes.raw:
     return nodes.raw("", f'<ul class="cards">{made}</ul>', format="html")
 
 
-def fold_rest(app, doctree, docname):
-    """On the first page, what comes after the chapters; a chapter that is built alone has none."""
-    if docname != app.config.root_doc:
-        return
-    page = next(doctree.findall(nodes.section))
-    sections = [part for part in page.children if isinstance(part, nodes.section)]
-    titles = [section.children[0].astext() for section in sections]
-    first = titles.index("The chapters") + 1 if "The chapters" in titles else len(titles)
-    for later in sections[first:]:
-        fold_section(later, "Open")
-
-
 def setup(app):
     add_place(app, "cards", cards)
-    app.connect("doctree-resolved", fold_rest, priority=600)  # after cells are folded
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

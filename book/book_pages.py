@@ -132,29 +132,9 @@ def description(doctree: nodes.document) -> str:
     return lead if len(lead) <= LONGEST else lead[:LONGEST].rsplit(" ", 1)[0].rstrip(",;:.") + " …"
 
 
-# The page one reads is in view in the sidebar, however long that is; the theme does it for some. Fifty links are one
-# stop of the Tab key: arrow keys walk through them.
-SIDEBAR = """addEventListener("load", () => {
-  const bar = document.querySelector(".bd-sidebar-primary");
-  const here = bar?.querySelector("a.current");
-  const [top, bottom] = [here?.getBoundingClientRect().top, bar?.getBoundingClientRect().bottom];
-  if (top < 0 || top > bottom - 60) bar.scrollTop += top - bottom / 2;
-  const stops = [...(bar?.querySelectorAll("nav.bd-links :is(a, summary)") ?? [])];
-  const rest = (at) => stops.forEach((stop) => { stop.tabIndex = stop === at ? 0 : -1; });
-  rest(here ?? stops[0]);
-  bar?.querySelector("nav.bd-links")?.addEventListener("keydown", (event) => {
-    const seen = stops.filter((stop) => stop.checkVisibility());
-    const step = { ArrowDown: 1, ArrowUp: -1 }[event.key], next = seen[seen.indexOf(document.activeElement) + step];
-    if (!step || !next) return;
-    event.preventDefault();
-    rest(next);
-    next.focus();
-  });
-});"""
-
-
 def walk_sidebar(app, pagename, templatename, context, doctree):
-    app.add_js_file(None, body=SIDEBAR)
+    """The page one reads is in view in the sidebar, and pages that were read bear a mark."""
+    app.add_js_file("sidebar.js", loading_method="defer")
 
 
 def share_sidebar(drawn: dict):
@@ -165,12 +145,6 @@ def share_sidebar(drawn: dict):
             context["toctree"] = drawn.setdefault(posixpath.dirname(pagename), cache(context["toctree"]))
 
     return share
-
-
-def help_search(app, pagename, templatename, context, doctree):
-    if pagename == "search":
-        app.add_js_file("plain_formula.js", loading_method="defer")
-        app.add_js_file("search_sections.js", loading_method="defer")
 
 
 def walk_chapters(app, pagename, templatename, context, doctree):
@@ -190,6 +164,11 @@ def walk_chapters(app, pagename, templatename, context, doctree):
             context[name] = {"link": link, "title": escape(app.env.titles[chapters[place]].astext())}
         elif name == "prev":
             context[name] = None
+
+
+def open_folds(app, pagename, templatename, context, doctree):
+    """A link into a fold opens it, on every page."""
+    app.add_js_file("open_folds.js", loading_method="defer")
 
 
 def offer_pictures(app, pagename, templatename, context, doctree):
@@ -255,6 +234,10 @@ MATHJAX = re.compile(r"<script>window\.MathJax = .*?</script>\s*|<script [^>]*ma
 # It paints what was searched for on every page that follows, also inside of other words, also in the sidebar.
 HIGHLIGHT = re.compile(r"<script [^>]*sphinx_highlight[^>]*></script>\s*")
 TIDY = [  # a pattern, and what stands in its place, on every page
+    (
+        re.compile(r'(?<!class="whole">)(<span class="math [^"]*">[^<]*</span>[.,;:!?)]+)'),
+        r'<span class="whole">\1</span>',
+    ),
     (UNWANTED, ""),
     (re.compile('role="doc-biblioentry"'), 'role="listitem"'),  # docutils gives a role that is deprecated
     (re.compile('<summary>(?=<span class="toctree-toggle")'), '<summary aria-label="The pages below">'),
@@ -325,7 +308,7 @@ def setup(app):
     app.connect("html-page-context", describe, priority=400)  # before the extension that writes the og: tags
     app.connect("html-page-context", share_sidebar({}), priority=400)  # before the theme, which calls it
     app.connect("html-page-context", walk_sidebar)
-    app.connect("html-page-context", help_search)
+    app.connect("html-page-context", open_folds)
     app.connect("html-page-context", walk_chapters)
     app.connect("html-page-context", offer_pictures)
     app.connect("html-page-context", lay_on_paper)

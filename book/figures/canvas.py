@@ -12,9 +12,22 @@ import math
 from collections.abc import Iterable
 from html import escape
 
-from book.figures.svg import FONT, OUTLINE, READABLE_PX, SMALLEST_PX, Figure, color, lines_of, num, tag, text_width
+from book.figures.svg import (
+    FONT,
+    OUTLINE,
+    READABLE_PX,
+    SMALLEST_PX,
+    WRONG,
+    Figure,
+    color,
+    lines_of,
+    num,
+    tag,
+    text_width,
+)
 
-# (name of a colour, words); `idle` is hatched, `outline` a dashed frame, `track` a thin bar, "" words alone
+# (name of a colour, words); `idle` is hatched, `outline` a dashed frame, `bad` a red one, `track` a thin bar, "" words
+# alone
 Legend = Iterable[tuple[str, str]]
 BARS, FRAMES, WORDS = 1, 2, 9  # levels, from back to front
 
@@ -128,6 +141,8 @@ class Canvas(Layer):
                 self.rect(x, y + 7, 12, 5, radius=1, fill=color("soft"))
             elif name == "outline":
                 self.rect(x, y, 12, 12, fill="none", **OUTLINE)
+            elif name == "bad":
+                self.rect(x + 1, y + 1, 10, 10, fill="none", **WRONG)
             elif name == "idle":
                 self.rect(x, y, 12, 12, fill=self.hatched, stroke=color("rule"))
             elif name:

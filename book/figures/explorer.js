@@ -31,12 +31,47 @@ function showExplorer(figure) {
     show();
     figure.scrollIntoView();
   }
-  function changed() {
+  // A finger on a slider may be about to scroll the page, and the browser moves the slider as soon as it is touched:
+  // until it has gone sideways, the slider stays. Then it follows; a tap moves it when the finger is lifted.
+  const SIDEWAYS_PX = 8;
+  let finger = null; // the slider it is on, and what was set before
+  function begin({ target, pointerType, clientX }) {
+    finger = null;
+    if (pointerType === "touch" && target.type === "range")
+      finger = { slider: target, x: clientX, before: target.value, meant: target.value, address: location.href, drags: false };
+  }
+  function move({ clientX }) {
+    if (finger) finger.drags ||= Math.abs(clientX - finger.x) >= SIDEWAYS_PX;
+  }
+  function isHeld({ target }) { // the slider goes back to its place, which says nothing of an event
+    if (finger?.slider !== target || finger.drags) return false;
+    finger.meant = target.value;
+    target.value = finger.before;
+    return true;
+  }
+  function end({ type }) {
+    if (!finger) return;
+    const { slider, before, meant, address, drags } = finger;
+    finger = null;
+    if (type === "pointerup" && !drags && meant !== before) {
+      slider.value = meant;
+      changed();
+    } else if (type === "pointercancel" && slider.value !== before) {
+      slider.value = before;
+      show();
+      if (isInBook) history.replaceState(null, "", address);
+    }
+  }
+  function changed(event) {
+    if (event && isHeld(event)) return;
     show();
     if (isInBook) history.replaceState(null, "", address + knobs.map(get).join("."));
   }
   figure.addEventListener("keydown", (event) => event.stopPropagation()); // JupyterLab would move between cells
   figure.querySelectorAll("input").forEach((input) => (input.disabled = false)); // without this script they do nothing
+  figure.addEventListener("pointerdown", begin);
+  figure.addEventListener("pointermove", move);
+  for (const name of ["pointerup", "pointercancel"]) figure.addEventListener(name, end);
   figure.addEventListener("input", changed);
   addEventListener("hashchange", open);
   show();

@@ -44,7 +44,8 @@ _STYLE = f"""
 .pbh-explorer .pbh-choice :focus-visible+span{{outline:2px solid {color("accent")};outline-offset:2px}}
 .pbh-explorer label{{color:{color("soft")};font-size:14px;margin:0}}
 .pbh-explorer output{{display:inline;padding:0;font-weight:650;font-size:14px;font-variant-numeric:tabular-nums}}
-.pbh-explorer input{{display:block;width:100%;height:28px;margin:3px 0 0;cursor:pointer;accent-color:{color("accent")}}}
+.pbh-explorer input{{display:block;width:100%;height:28px;margin:3px 0 0;touch-action:pan-y;cursor:pointer;
+  accent-color:{color("accent")}}}
 .pbh-explorer figcaption{{display:grid;margin:12px 0 0;font:15px/1.5 {FONT};color:{color("text")};text-align:left}}
 .pbh-explorer figcaption span{{grid-area:1/1}}
 .pbh-explorer .pbh-longest{{visibility:hidden}}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from book.figures.canvas import Canvas
-from book.figures.svg import NARROW, WIDE, Figure, color, drawn_twice
+from book.figures.canvas import FRAMES, Canvas
+from book.figures.svg import NARROW, WIDE, WRONG, Figure, color, drawn_twice
 
 RIGHT = 0.005  # so far from 1 a value is still written as 1.00
 
@@ -20,14 +20,14 @@ def draw_fingerprint(
     columns: str = "rank",
     width: float = WIDE,
 ) -> Figure:
-    """How much of the right tensor each rank has: 1.00 is right and stays pale, all else is marked.
+    """How much of the right tensor each rank has: 1.00 is right and stays pale, all else is in a red frame.
 
     Args:
         rows: name of a tensor → of each rank, its share of the right value.
         columns: what a column is.
     """
     canvas, named = Canvas(alt), 0 if width <= NARROW else 190
-    y = canvas.head(title, [("gradient", "not right")], 0, width) + 8
+    y = canvas.head(title, [("bad", "not right")], 0, width) + 8
     count = len(next(iter(rows.values())))
     across, high = min(84.0, (width - named) / count), 28
     for rank in range(count):
@@ -42,7 +42,8 @@ def draw_fingerprint(
                 canvas.rect(x + 2, top, across - 4, high, fill="none", stroke=color("idle-line"))
                 canvas.note(x + across / 2, top + 19, "1.00", "middle")
             else:
-                canvas.bars("gradient").rect(x + 2, top, across - 4, high)
-                canvas.words_on("gradient").text(x + across / 2, top + 19, f"{value:.2f}".replace("-", "−"))
+                canvas.layer(FRAMES, fill="none", **WRONG).rect(x + 3, top + 1, across - 6, high - 2)
+                words = f"{value:.2f}".replace("-", "−")
+                canvas.text(x + across / 2, top + 19, words, "middle", font_weight=700)
         y = top + high + 8
     return canvas.figure(named + count * across, y, caption)

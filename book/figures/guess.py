@@ -45,7 +45,7 @@ STYLE = f"""
 .pbh-guess.pbh-asks svg{{pointer-events:none}}
 .pbh-guess.pbh-asks :is(.pbh-controls,.pbh-knobs){{display:none}}
 .pbh-guess.pbh-asks [data-answer]{{visibility:hidden}}
-@media print{{.pbh-guess.pbh-live .pbh-question{{display:block!important}}
+@media print{{.pbh-guess [data-answer]{{visibility:hidden}}
 .pbh-guess.pbh-told .guess{{visibility:visible}}.pbh-guess [role=status],{_BUTTON}:last-child{{display:none}}}}
 """.replace("\n  ", "").strip()
 

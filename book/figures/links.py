@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from book.figures.canvas import FRAMES, Canvas
-from book.figures.svg import OUTLINE, SMALLEST_PX, Figure, drawn_twice, text_width
+from book.figures.svg import SMALLEST_PX, WRONG, Figure, drawn_twice, text_width
 
 _HIGH, _TRACK = 26.0, 5.0  # pixels of a row, and of a bar
 
@@ -43,7 +43,7 @@ def draw_links(
     canvas = Canvas(alt)
     left = 12 + text_width("rank 00")
     cell = min(90.0, (width - left) / len(ranks))
-    y = canvas.head(title, [("comm", unit)] + [("outline", "looks wrong")] * bool(marked), left, width)
+    y = canvas.head(title, [("comm", unit)] + [("bad", "looks wrong")] * bool(marked), left, width)
     for column, rank in enumerate(ranks):
         words = f"to {rank}" if text_width(f"to {rank}") < cell else f"{rank}"
         canvas.note(left + (column + 0.5) * cell, y + 10, words, "middle")
@@ -59,5 +59,5 @@ def draw_links(
             if text_width(words := f"{values[a, b]:,.0f}") < cell:  # of many ranks, only the bars
                 canvas.text(x + cell / 2 - 3, top + 12, words, "middle", font_size=SMALLEST_PX)
             if (a, b) in marked:
-                canvas.layer(FRAMES, fill="none", **OUTLINE).rect(x - 1, top - 1, cell - 4, _HIGH - 1, tip)
+                canvas.layer(FRAMES, fill="none", **WRONG).rect(x - 1, top - 1, cell - 4, _HIGH - 1, tip)
     return canvas.figure(width, y + 22 + len(ranks) * _HIGH, caption)

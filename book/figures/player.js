@@ -1,7 +1,7 @@
 // Moves the things of a mechanism from frame to frame, one beat at a time. No subject logic: Python has placed every
 // thing at every frame, see book/figures/player.py. What lies between two frames is a transition of the style sheet.
 function showPlayer(figure) {
-  const { beats, scenes, times, still } = JSON.parse(figure.querySelector("script[type='application/json']").textContent);
+  const { beats, scenes, times, paper } = JSON.parse(figure.querySelector("script[type='application/json']").textContent);
   const drawings = Array.from(figure.querySelectorAll("svg")); // one for wide pages, one for narrow ones
   const caption = figure.querySelector("[aria-live='polite']");
   const play = figure.querySelector(".pbh-play");
@@ -79,14 +79,30 @@ function showPlayer(figure) {
   figure.querySelector(".pbh-controls").hidden = false; // without this script they would do nothing
   play.addEventListener("click", toggle);
   marks.forEach((mark, k) => mark.addEventListener("click", () => go(beats[k][UNTIL])));
+  const SIDEWAYS_PX = 8; // before that a finger may be about to scroll the page, and time does not move
+  let finger = null; // where it went down, the frame that was shown then, and whether it ran on
+  function begin(event) {
+    if (event.button || !event.isPrimary) return;
+    finger = { id: event.pointerId, x: event.clientX, from: at, ran: timer > 0, drags: false };
+    event.currentTarget.setPointerCapture(event.pointerId);
+  }
+  function move(event) {
+    if (event.pointerId !== finger?.id) return;
+    finger.drags ||= Math.abs(event.clientX - finger.x) >= SIDEWAYS_PX;
+    if (finger.drags) drag(event);
+  }
+  function end(event) {
+    if (event.pointerId !== finger?.id) return;
+    const { from, ran, drags } = finger;
+    finger = null;
+    if (event.type !== "pointercancel" || !drags) return;
+    go(from); // the finger scrolls the page: all is as it was
+    if (ran) toggle();
+  }
   for (const drawing of drawings) {
-    drawing.addEventListener("pointerdown", (event) => {
-      if (event.button) return;
-      drawing.setPointerCapture(event.pointerId);
-      drag(event);
-      drawing.onpointermove = drag;
-    });
-    for (const end of ["pointerup", "pointercancel"]) drawing.addEventListener(end, () => (drawing.onpointermove = null));
+    drawing.addEventListener("pointerdown", begin);
+    drawing.addEventListener("pointermove", move);
+    for (const name of ["pointerup", "pointercancel"]) drawing.addEventListener(name, end);
   }
   figure.addEventListener("keydown", (event) => {
     event.stopPropagation(); // JupyterLab takes arrow keys for itself, to move between cells
@@ -96,7 +112,16 @@ function showPlayer(figure) {
     event.preventDefault();
     go(to[event.key][UNTIL]);
   });
-  window.addEventListener("beforeprint", () => go(beats[still][UNTIL]));
+  figure.addEventListener("pbh-go", ({ detail }) => go(beats[detail][UNTIL])); // on paper, for the answer to a guess
+  let onScreen = null; // the frame that a reader who prints goes back to
+  window.addEventListener("beforeprint", () => {
+    onScreen ??= at;
+    go(beats[paper][UNTIL]);
+  });
+  window.addEventListener("afterprint", () => {
+    if (onScreen !== null) go(onScreen);
+    onScreen = null;
+  });
   show(0);
   requestAnimationFrame(() => figure.classList.add("pbh-moves")); // the first frame is there, it does not arrive
 }

@@ -131,7 +131,8 @@ class Player:
         title: of the figure.
         draw: called with a width (`WIDE`, then `NARROW`), gives the scene for it.
         beats: at most seven; the first ends with frame 0, the last with the last frame.
-        still: the beat that is shown on paper and without a script. Default: the last.
+        still: the beat that is shown on paper and without a script. Default: the last. A player that asks shows its
+            question on paper.
 
     Raises:
         ValueError: beats that do not cover the frames one after the other, or scenes of different lengths, or a part
@@ -146,6 +147,7 @@ class Player:
         if any(len(scene.frames) != last + 1 for scene in self.scenes):
             raise ValueError(f"{title!r}: each width needs the same frames")
         self.still, self.sentences = range(len(ends))[still], [beat.sentence for beat in self.beats]
+        self.paper = self.still
         size = len(gzip.compress(self._repr_html_().encode(), mtime=0))
         if size > MOST_BYTES:
             raise ValueError(f"{title!r} takes {size:,} bytes compressed, at most {MOST_BYTES:,}; use fewer things")
@@ -166,6 +168,7 @@ class Player:
         start = self.beats[number].until
         later = [beat._replace(until=beat.until - start) for beat in self.beats[number + 1 :]]
         self.beats, self.still = [Beat(names[0], question, 0), *later], max(0, self.still - number)
+        self.paper = 0
         self.sentences = [beat.sentence for beat in self.beats]
         self.scenes = [
             scene._replace(frames=scene.frames[start:], times=scene.times and scene.times[start:])
@@ -177,7 +180,7 @@ class Player:
 
     def _repr_html_(self) -> str:
         places = [_places(scene.frames) for scene in self.scenes]
-        data = {"beats": self.beats, "still": self.still, "times": [scene.times for scene in self.scenes]}
+        data = {"beats": self.beats, "paper": self.paper, "times": [scene.times for scene in self.scenes]}
         data["scenes"] = [[list(map(_plain, frames)) for frames in of_scene.values()] for of_scene in places]
         text = as_json(data)
         identity = "pbh-" + hashlib.sha256(f"{self.title}{text}".encode()).hexdigest()[:10]

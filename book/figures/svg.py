@@ -100,6 +100,7 @@ def color(name: str, fill: bool = False) -> str:
     return f"var(--pbh-{name}, {light if fill else FALLBACK.get(name, light)})"
 
 
+WRONG = {"stroke": color("bad"), "stroke_width": 2.5}  # the frame around something that is not right
 OUTLINE = {"stroke": color("text"), "stroke_width": 1.4, "stroke_dasharray": "5 2.5"}
 
 # For matplotlib, which takes no names: a colour says which one of the palette it is, and dashes count in widths.

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lib.planner.fp8 import CALIBRATED_IN_8_BIT
+from book.published import SCALE
 from lib.planner.report import table
 from lib.planner.seconds import Seconds, step_s
 from lib.planner.training import CALIBRATED, stack_of, training_of
@@ -74,6 +75,11 @@ def read_rows(path: str | Path) -> list[dict]:
             given = f"{row['accumulation']} times {at_once} sequences"
             raise ValueError(f"{named} has a batch of {row['global_batch']}, and {given}")
     return rows
+
+
+def read_scale() -> dict:
+    """Throughput of a GPU on more and more GPUs, `relative` to 8: a figure of models whose sizes are not published."""
+    return json.loads(SCALE.read_text(encoding="utf-8"))["rows"][0]
 
 
 def predict(row: Mapping) -> Prediction:

@@ -28,10 +28,32 @@
     return `${heading} ${parseInt(before?.querySelector("strong").textContent) || ""}`.trim();
   };
 
+  const letterOf = (i) => String.fromCharCode(97 + i);
+  // A guess on a picture, whose options are buttons: the picture stays at its question, and how it goes on is here.
+  function answerGuess(box, name) {
+    const { options, right, shown } = JSON.parse(box.querySelector(":scope > script").textContent);
+    set(box.querySelector(".guess"), "data-name", name);
+    box.querySelectorAll(".guess button").forEach((button, i) => i < options.length && set(button, "data-letter", letterOf(i)));
+    const said = options.map(([, why], i) => make("span", "", make("b", i === right ? "ok" : "", letterOf(i) + (i === right ? " ✓" : "")), ` ${why} `));
+    const answer = [make("p", "", make("strong", "", name), " ", ...said)];
+    const player = box.querySelector(".pbh-player");
+    if (player) {
+      const show = (beat) => player.dispatchEvent(new CustomEvent("pbh-go", { detail: beat }));
+      show(shown);
+      answer.push(make("figure", "pbh-player", ...[...player.querySelectorAll(":scope > svg")].map((drawing) => drawing.cloneNode(true))));
+      show(0);
+    }
+    return answer;
+  }
+
   function gather(article) {
     const sentences = make("div", "sentences"), programs = make("div", "programs");
     let guesses = 0, options = [];
-    for (const option of article.querySelectorAll("details.option")) {
+    for (const option of article.querySelectorAll("details.option, .pbh-guess.pbh-live")) {
+      if (option.matches(".pbh-guess")) {
+        sentences.append(...answerGuess(option, `Guess ${++guesses}`));
+        continue;
+      }
       const first = !option.previousElementSibling?.matches(".option");
       if (first) {
         const row = option.closest(".guess"), name = row ? `Guess ${++guesses}` : named(option.previousElementSibling);
@@ -40,7 +62,7 @@
         options = [];
       }
       options.push(option);
-      const letter = String.fromCharCode(96 + options.length), right = option.matches(".right");
+      const letter = letterOf(options.length - 1), right = option.matches(".right");
       set(option.querySelector("summary"), "data-letter", letter);
       const answer = make("span", "", make("b", right ? "ok" : "", right ? `${letter} ✓` : letter), " ");
       for (const node of hidden(option)) move(node, answer);

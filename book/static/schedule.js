@@ -278,18 +278,25 @@ const scheduler = ({ problems, headlines, advice, why, short }) => {
     return mine.find(({ action: w, start: late }) => w.op === "W" && late >= start &&
       ready.some(({ action: i }) => i.stage === w.stage && i.microbatch === w.microbatch))?.action;
   };
-  const inTheWay = ({ schedule: { rankOf }, slots }) => {
-    const last = firstMost(slots, ({ end }) => end);
+  const senderOf = ({ schedule: { rankOf }, slots }, { rank, action: { stage, op, microbatch } }) => {
+    const from = stage + (op === "F" ? -1 : 1);
+    if (op === "W" || !(from in rankOf) || rankOf[from] === rank) return undefined;
+    return slots.find(({ action: a }) =>
+      a.stage === from && a.microbatch === microbatch && (op === "F" ? "F" : "BI").includes(a.op));
+  };
+  const inTheWay = (of) => { // an action whose input arrives just as its rank is free waits for the message
+    const { slots } = of, last = firstMost(slots, ({ end }) => end);
     for (let slot = last; ;) {
+      const sender = senderOf(of, slot);
+      if (sender && sender.end >= slot.start - SLACK) {
+        slot = sender;
+        continue;
+      }
       const earlier = slots.filter(({ rank, end }) => rank === slot.rank && end <= slot.start + SLACK);
       const before = earlier.length ? firstMost(earlier, ({ end }) => end) : null;
-      if (!before || before.end < slot.start - SLACK) { // it waited for another rank
-        const { stage, op, microbatch } = slot.action, from = stage + (op === "F" ? -1 : 1);
-        if (op === "W" || !(from in rankOf) || rankOf[from] === slot.rank) return null;
-        slot = slots.find(({ action: a }) =>
-          a.stage === from && a.microbatch === microbatch && (op === "F" ? "F" : "BI").includes(a.op));
-      } else if (before.action.op === "W" && slot.rank !== last.rank) return [before.action, slot.action];
-      else slot = before;
+      if (!before || before.end < slot.start - SLACK) return null;
+      if (before.action.op === "W" && slot.rank !== last.rank) return [before.action, slot.action];
+      slot = before;
     }
   };
   const next = (of, par, { kept, time, inLimit }) => {

@@ -44,8 +44,18 @@
     return text.length > 1.5 * LONG ? `${text.slice(0, LONG).replace(/\s\S*$/, "")} …` : text.trim();
   }
 
+  function once(link) { // the section of a page may be a result of its own: the first of them stays
+    const same = [...results.querySelectorAll("ul.search > li")].filter((item) => item.querySelector("a")?.href === link.href);
+    same.slice(1).forEach((item) => item.remove());
+  }
+  function count() {
+    const said = results.querySelector(".search-summary"), there = `${results.querySelectorAll("ul.search > li").length}`;
+    if (/\d/.test(said?.textContent) && said.textContent.match(/\d+/)[0] !== there) said.textContent = said.textContent.replace(/\d+/, there);
+  }
+
   const lead = async (item) => {
     const link = item.querySelector("a");
+    if (link) once(link);
     if (!link || item.querySelector(":scope > span")) return; // a function of the library says what it is
     const page = new DOMParser().parseFromString(await (await fetch(link.href)).text(), "text/html");
     prepare(page);
@@ -54,6 +64,7 @@
       link.hash = section.id;
       link.append(` › ${titled(section)}`);
     }
+    once(link);
     const summary = Object.assign(document.createElement("p"), { className: "context" });
     summary.textContent = excerpt(section || page.querySelector("article")) || page.querySelector("meta[name=description]")?.content;
     item.append(summary);
@@ -62,5 +73,6 @@
   new MutationObserver((changes) => {
     for (const change of changes)
       for (const node of change.addedNodes) if (node.nodeName === "LI" && node.closest("ul.search")) lead(node);
+    count();
   }).observe(results, { childList: true, subtree: true });
 })();

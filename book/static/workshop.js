@@ -397,7 +397,7 @@
     if (!drag) return;
     drag.dx = event.clientX - drag.from.clientX;
     if (!drag.isMoving) {
-      if (Math.abs(drag.dx) < Math.max(4, Math.abs(event.clientY - drag.from.clientY))) return;
+      if (Math.abs(drag.dx) < Math.max(8, Math.abs(event.clientY - drag.from.clientY))) return;
       drag.isMoving = true;
       drag.element.classList.add("lifted");
       drag.element.parentNode.append(drag.element); // above all others

@@ -287,7 +287,7 @@ def _next(timeline: Timeline, par: Par) -> str:
                 f"Rank {slot.rank} is idle from {before.end:g} to {slot.start:g}. Its {late} could run then: "
                 f"put it before {slot.action}."
             )
-    if in_the_way := _in_the_way(timeline):
+    if in_the_way := _in_the_way(timeline, par.costs.latency + par.costs.transfer):
         weight, behind = in_the_way
         return (
             f"{weight} delays {behind}, and through it the last action of all. No rank waits for a W: defer it until "
@@ -319,21 +319,32 @@ def _could_fill(timeline: Timeline, before: Slot, slot: Slot) -> str:
     return next((str(action) for action in late if action[::2] in ready), "")
 
 
-def _in_the_way(timeline: Timeline) -> tuple[Action, Action] | None:
-    """A W on the critical path, not on the rank that ends last, and the next action on this path."""
-    slot_of = {slot.action: slot for slot in timeline.compute}
+def _in_the_way(timeline: Timeline, hop: float) -> tuple[Action, Action] | None:
+    """A W on the critical path, not on the rank that ends last, and the next action on this path.
+
+    Args:
+        hop: the time of a message between two ranks. An action whose input arrives just as its rank is free would
+            start no sooner without the W before it: the path goes on with the message.
+    """
     last = slot = max(timeline.compute, key=lambda slot: slot.end)
     while True:
+        sender = _sender(timeline, slot)
+        if sender and sender.end + hop >= slot.start - SLACK:
+            slot = sender
+            continue
         earlier = [one for one in timeline.compute if one.rank == slot.rank and one.end <= slot.start + SLACK]
         before = max(earlier, key=lambda one: one.end, default=None)
-        if before is None or before.end < slot.start - SLACK:  # it waited for another rank
-            message = message_before(slot.action, timeline.schedule)
-            if message is None:
-                return None
-            stage, op, m = message[1]
-            ops = (Op.F,) if op == Op.SEND_F else (Op.B, Op.I)
-            slot = next(slot_of[stage, op, m] for op in ops if (stage, op, m) in slot_of)
-        elif before.action.op == Op.W and slot.rank != last.rank:
+        if before is None or before.end < slot.start - SLACK:
+            return None
+        if before.action.op == Op.W and slot.rank != last.rank:
             return before.action, slot.action
-        else:
-            slot = before
+        slot = before
+
+
+def _sender(timeline: Timeline, slot: Slot) -> Slot | None:
+    """The action on a different rank that computes the input of this one; None if there is none."""
+    if (message := message_before(slot.action, timeline.schedule)) is None:
+        return None
+    stage, op, m = message[1]
+    ops = (Op.F,) if op == Op.SEND_F else (Op.B, Op.I)
+    return next(one for one in timeline.compute if one.action in [(stage, op, m) for op in ops])

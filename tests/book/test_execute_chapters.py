@@ -4,12 +4,10 @@ import subprocess
 import threading
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import nbformat
 import pytest
 import yaml
-from docutils.core import publish_doctree
 from jupyter_cache import get_cache
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -97,18 +95,6 @@ def test_a_chapter_is_built_alone_with_what_belongs_to_it(monkeypatch):
     for unknown in ("3", "99", "*", ""):
         with pytest.raises(SystemExit, match="There is no chapter .*there are 00, 01, .*: make book CHAPTER=03"):
             build_chapters.find(unknown)
-
-
-def test_the_first_page_of_chapters_built_alone_is_no_home(monkeypatch):
-    monkeypatch.syspath_prepend(ROOT / "book")
-    from book_home import fold_rest
-
-    page = publish_doctree(
-        "Title\n=====\n\nOne\n---\n\nText.\n\nTwo\n---\n\nText.\n", settings_overrides={"doctitle_xform": False}
-    )
-    before = page.pformat()
-    fold_rest(SimpleNamespace(config=SimpleNamespace(root_doc="chapters/03")), page, "chapters/03")
-    assert page.pformat() == before and before.count("<section") == 3
 
 
 def test_make_book_takes_chapters():

@@ -165,11 +165,21 @@ def test_a_group_of_buttons_has_the_question_as_its_name_and_a_verdict_is_announ
     assert page.get_by_role("status", include_hidden=True).count() == 1
 
 
-def test_on_paper_question_and_options_are_there(asked):
+def test_on_paper_the_picture_asks_and_says_nothing_of_its_answer(asked):
+    """Whatever has been played before; afterwards the reader is where he was."""
     page = asked(guess())
     press(page, "50")
+    assert place(page) == 150
     page.emulate_media(media="print")
-    assert page.is_visible(".pbh-question") and buttons(page) == list(WHY) and said(page) == ""
+    page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    assert sentence(page) == QUESTION and buttons(page) == list(WHY) and said(page) == "" and place(page) == 0
+    assert page.get_attribute("svg:visible", "aria-label") == QUESTION
+    page.evaluate("dispatchEvent(new Event('afterprint'))")
+    assert place(page) == 150
+    drawn = asked(guess(STILL))
+    press(drawn, "50")
+    drawn.emulate_media(media="print")
+    assert drawn.is_visible(".pbh-question") and not drawn.is_visible("[data-answer] >> nth=0")
 
 
 def test_nothing_below_moves_when_the_verdict_comes(asked):

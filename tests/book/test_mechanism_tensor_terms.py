@@ -7,7 +7,7 @@ from book.figures.mechanisms.tensor_terms import play_tensor_parallel
 from lib.cost import wire_bytes
 
 # The input, the weights of both layers, and the gradient of the output.
-MATRICES = [[1, 1], [1, 2]], [[0, 1], [1, -2], [2, 1], [1, 2]], [[1, 2, 0, 1], [0, 1, 1, 2]], [[2, 1], [1, 1]]
+MATRICES = [[1, 1], [2, 1]], [[0, 2], [1, 1], [-1, 0], [1, 0]], [[0, 1, 1, 2], [-1, 2, 1, 1]], [[1, 2], [1, 3]]
 PART, ADDED, DONE, BACK_ADDED, BACK_DONE, FORGOTTEN, BACK_FORGOTTEN = 2, 4, 5, 8, 9, 10, 11
 
 
@@ -46,6 +46,34 @@ def test_parts_and_terms_are_those_of_the_serial_product(player, serial):
         assert all(torch.equal(numbers(steps[added], f"sent {slot} {r}"), terms[r]) for r in range(2))
         assert torch.equal(numbers(steps[added], f"sum {slot}"), right)
         assert all(torch.equal(numbers(steps[done], f"sent {slot} {r}"), right) for r in range(2))
+
+
+def drawn(step, name, ranks) -> list[torch.Tensor]:
+    """The matrix of each rank as it stands on the page: rows from top to bottom, columns from left to right."""
+    found = []
+    for r in ranks:
+        things = [thing for key, thing in step.items() if key.startswith(f"{name} {r} ")]
+        rows = sorted({thing.y for thing in things})
+        read = [sorted((t for t in things if t.y == y), key=lambda t: t.x) for y in rows]
+        found.append(torch.tensor([[float(t.words.replace("−", "-")) for t in row] for row in read]))
+    return found
+
+
+def test_a_reader_who_multiplies_the_matrices_as_drawn_gets_the_numbers_and_with_another_order_does_not(player):
+    forward, back = (player.scenes[0].frames[at] for at in (DONE - 2, BACK_ADDED - 1))
+    for r in range(2):
+        (x,), (w1,), (h,), (w2,) = (drawn(forward, name, [r]) for name in ("x", "w1", "h", "w2"))
+        (y,), (dx,) = drawn(forward, "term 4", [r]), drawn(back, "term 0", [r])
+        (dy,), (dh,), (w1_back,), (w2_back,) = (drawn(back, name, [r]) for name in ("dy", "dh", "w1", "w2"))
+        passed = h > 0
+        assert torch.equal(torch.relu(x @ w1), h) and torch.equal(h @ w2, y)
+        assert torch.equal((dy @ w2_back) * passed, dh) and torch.equal(dh @ w1_back, dx)
+        for wrong in (dy @ w2, w2 @ dy, w2_back @ dy):
+            assert not torch.equal(wrong * passed, dh)
+        assert not any(torch.equal(wrong, dx) for wrong in (dh @ w1, w1 @ dh, w1_back @ dh))
+    names = {name: [back[f"name {slot} {r}"].words for r in range(2)] for slot, name in ((1, "W₁"), (3, "W₂"))}
+    assert names == {"W₁": ["W₁"] * 2, "W₂": ["W₂"] * 2}
+    assert "∂y from the layers above" in player.sentences[5]
 
 
 def test_in_an_all_reduce_the_terms_lie_on_each_other_and_then_on_each_rank(player):

@@ -3,6 +3,8 @@
 import pytest
 
 from tests.book.book_project import BOOK
+from tests.book.test_figures_guess import QUESTION, WHY, guess
+from tests.book.test_figures_player import place
 
 OPTION = '<details class="option {}"><summary>{}</summary>{}</details>\n'
 OPTIONS = OPTION.format("wrong", "4", "Too few.") + OPTION.format("right", "6", "Right: <em>so</em>.")
@@ -97,3 +99,18 @@ def test_a_chart_is_whole_and_what_may_go_on_overleaf_scrolls_nowhere(page):
         found = {page.evaluate(looks, [cut, name]) for name in ("overflowX", "breakInside", "display")}
         assert found == {"visible", "auto", "block"}, cut
     assert page.evaluate(looks, [".answers ~ section", "breakBefore"]) == "page"
+
+
+def test_the_answer_to_a_guess_on_a_picture_stands_at_the_end_with_the_picture_that_gives_it(opened):
+    static = BOOK / "static"
+    html = PAGE.format(css=(static / "book.css").as_uri(), js=(static / "on_paper.js").as_uri())
+    page = opened(html.replace("<blockquote>", f"{guess()._repr_html_()}<blockquote>", 1), width=A4_PX)
+    page.emulate_media(media="print")
+    for name in ("beforeprint", "afterprint", "beforeprint"):
+        page.evaluate("name => dispatchEvent(new Event(name))", name)
+    answers = page.evaluate(TEXTS, ".sentences p")
+    assert answers[0].startswith(f"Guess 1 a {WHY['50']} b ✓ {WHY['150']} c ") and answers[1].startswith("Guess 2 ")
+    assert place(page) == 0 and page.inner_text("figcaption >> nth=0") == QUESTION
+    shown = page.locator(".sentences figure.pbh-player svg:visible")
+    assert shown.count() == 1
+    assert shown.evaluate("e => parseFloat(e.querySelector('.pbh-thing').style.transform.slice(10))") == 150

@@ -264,7 +264,8 @@ def test_all_own_scripts_are_light(say):
     # Those of Will it fit? are loaded on its page only: its formulas, its fields, models with experts, and its reader
     # of configs, which knows some fifty architectures.
     planner = sum(sizes.pop(name) for name in load("book_planner").SCRIPTS)
-    assert len(sizes) >= 6 and sum(sizes.values()) < 27_500 and planner < 37_000
+    # 32,500 is chosen, on 31,876 of today: folds, sidebar and search took 4,400 in November 2026.
+    assert len(sizes) >= 6 and sum(sizes.values()) < 32_500 and planner < 45_000
 
 
 # ---- the page -------------------------------------------------------------------------------------------------------

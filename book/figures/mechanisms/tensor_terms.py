@@ -1,7 +1,8 @@
 """A column-parallel layer, ReLU, a row-parallel layer, in numbers: two partial sums, forward and backward.
 
 f and g are the conjugate operators of Megatron-LM: one passes its input on, and adds up over the ranks in backward; the
-other adds up, and passes gradients on. ReLU stands for GELU: numbers stay whole.
+other adds up, and passes gradients on. ReLU stands for GELU: numbers stay whole. Forward multiplies by W₁ᵀ and W₂ᵀ,
+backward by W₁ and W₂, and each is drawn as the factor that it is there: a reader can compute every number.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ HIGH, LINE = 22, 18  # pixels of a row of numbers, and of a line of words
 PANEL, LANE = LINE + 4 * HIGH + 18, 4 * HIGH + 44  # heights: of a rank, and of the lane between the two
 X, W1, H, W2, Y = range(5)  # the matrices from left to right
 SHAPES = (2, 2), (2, 4), (2, 4), (4, 2), (2, 2)  # of them, on one process
+BACK = (2, 2), (4, 2), (2, 4), (2, 4), (2, 2)  # in backward, which multiplies by W₁ and W₂
 WHOLE, CUT, PART, TERM, SUM, DONE, WRONG = range(7)  # the phases of forward and of backward
 MOMENTS = [  # (whether backward, how far)
     *((False, phase) for phase in (WHOLE, CUT, PART, TERM, SUM, DONE)),
@@ -39,7 +41,7 @@ class _Share(NamedTuple):
 
 
 def play_tensor_parallel(x: Numbers, w1: Numbers, w2: Numbers, dy: Numbers) -> Player:
-    """x · W₁ᵀ → ReLU → h · W₂ᵀ → y on two ranks and backward, then each direction without its all-reduce.
+    """x · W₁ᵀ → ReLU → h · W₂ᵀ → y on two ranks and backward, ∂y · W₂ → ∂h · W₁ → ∂x, then without all-reduces.
 
     Args:
         x, dy: the input and the gradient of the output, [2 tokens, 2].
@@ -83,7 +85,10 @@ def _beats(sent: float) -> list[Beat]:
             ends[0],
         ),
         Beat(
-            "f adds", f"Backward mirrors it: f adds the partial sums of ∂x. Each rank sends {sent:g} more.", ends[1]
+            "f adds",
+            "From right to left: both ranks get ∂y from the layers above, ∂h = ∂y·W₂, ∂x = ∂h·W₁. "
+            f"f adds the partial sums of ∂x: each rank sends {sent:g} more.",
+            ends[1],
         ),
         Beat(
             "Forgotten",
@@ -101,10 +106,10 @@ class _Drawing:
         self.ranks = [_computed(x, w1[k : k + 2], [row[k : k + 2] for row in w2], dy) for k in (0, 2)]
         self.sums = {X: _added(*(rank.dx for rank in self.ranks)), Y: _added(*(rank.y for rank in self.ranks))}
         self.gap = 15 if width == NARROW else 38
-        columns = [columns for _, columns in SHAPES]
-        self.cell = (width - 12 - 4 * self.gap) // sum(columns)
-        left = (width - sum(columns) * self.cell - 4 * self.gap) / 2
-        self.left = [left + sum(columns[:k]) * self.cell + k * self.gap for k in range(5)]
+        columns = [[columns for _, columns in shapes] for shapes in (SHAPES, BACK)]
+        self.cell = (width - 12 - 4 * self.gap) // sum(columns[0])
+        left = (width - sum(columns[0]) * self.cell - 4 * self.gap) / 2
+        self.left = [[left + sum(of[:k]) * self.cell + k * self.gap for k in range(5)] for of in columns]
         self.tops = PANEL - 4 * HIGH - 8, 2 * PANEL + LANE - 4 * HIGH - 8  # of four rows, on each rank
         self.middle = PANEL + (LANE + LINE) / 2 - 2 * HIGH  # and in the lane
 
@@ -124,11 +129,11 @@ class _Drawing:
         for r, rank in enumerate(self.ranks):
             top = self.middle if phase == WHOLE else self.tops[r]
             yield from self._words(back, phase, r, top)
-            yield from self._matrix(f"w1 {r}", W1, top, rank.w1, "param", across=2 * r)
-            yield from self._matrix(f"w2 {r}", W2, top, rank.w2, "param", down=2 * r)
+            yield from self._matrix(f"w1 {r}", W1, top, rank.w1, "param", across=2 * r, back=back)
+            yield from self._matrix(f"w2 {r}", W2, top, rank.w2, "param", down=2 * r, back=back)
             if back:
                 yield from self._matrix(f"dy {r}", Y, top, self.dy, "gradient")
-                yield from self._matrix(f"dh {r}", H, top, rank.dh, "gradient", across=2 * r)
+                yield from self._matrix(f"dh {r}", H, top, rank.dh, "gradient", across=2 * r, back=back)
             else:
                 yield from self._matrix(f"x {r}", X, top, self.x)
                 if phase >= PART:
@@ -138,7 +143,7 @@ class _Drawing:
         if phase in (SUM, WRONG):
             yield from self._call(X if back else Y, phase)
         if phase not in (WHOLE, WRONG):  # the operator that only passes on
-            x, y, wide, high = self._frame(Y if back else X, self.middle)
+            x, y, wide, high = self._frame(Y if back else X, self.middle, back)
             words = "g passes ∂y on" if back else "f passes x on"
             across = text_width(words, SMALLEST_PX)
             yield (
@@ -163,18 +168,18 @@ class _Drawing:
     def _words(self, back: bool, phase: int, r: int, top: float) -> Iterator[tuple[str, Thing]]:
         """The name of each matrix, a dashed frame for the part of the other rank, signs between."""
         result = ("∂x" if back else "y") + ("₀₁"[r] if phase in (TERM, SUM) else "")
-        names = [result, "W₁ᵀ", "ReLU: ∂h", "W₂ᵀ", "∂y"] if back else ["x", "W₁ᵀ", "ReLU: h", "W₂ᵀ", result]
+        names = [result, "W₁", "ReLU: ∂h", "W₂", "∂y"] if back else ["x", "W₁ᵀ", "ReLU: h", "W₂ᵀ", result]
         there = {X, W1, H, W2, Y} - {CUT: {H, Y}, PART: {X if back else Y}}.get(phase, set())
         for slot in sorted(there):
-            x, y, wide, _ = self._frame(slot, top)
+            x, y, wide, _ = self._frame(slot, top, back)
             yield f"name {slot} {r}", Thing(x, y - LINE - 5, wide, LINE, "plain", names[slot])
             if slot in (W1, H, W2) and phase != WHOLE:
-                down, across = ((1 - r) * (size - 2) for size in SHAPES[slot])
+                down, across = ((1 - r) * (size - 2) for size in (BACK if back else SHAPES)[slot])
                 place = x + across * self.cell + 1, y + down * HIGH + 1, 2 * self.cell - 4, 2 * HIGH - 4
                 yield f"absent {slot} {r}", Thing(*place, "outline", seen=0.6)
         for slot, sign in enumerate("←×←×" if back else "×→×→"):
             if there >= {slot, slot + 1}:
-                place = self.left[slot + 1] - self.gap + 2, top + HIGH, self.gap - 6, 2 * HIGH
+                place = self.left[back][slot + 1] - self.gap + 2, top + HIGH, self.gap - 6, 2 * HIGH
                 yield f"sign {slot} {r}", Thing(*place, "plain", sign)
 
     def _call(self, slot: int, phase: int) -> Iterator[tuple[str, Thing]]:
@@ -192,16 +197,26 @@ class _Drawing:
         yield "shared", Thing(x - 5, y, matrix + 10, LINE, "plain", name)
 
     def _matrix(
-        self, name: str, slot: int, top: float, numbers: Numbers, ink: str = "activation", down=0, across=0, seen=1.0
+        self,
+        name: str,
+        slot: int,
+        top: float,
+        numbers: Numbers,
+        ink: str = "activation",
+        down: int = 0,
+        across: int = 0,
+        seen: float = 1.0,
+        back: bool = False,
     ) -> Iterator[tuple[str, Thing]]:
-        """Its numbers, from a row and a column of the whole matrix on."""
-        left, top, *_ = self._frame(slot, top)
+        """Its numbers, from a row and a column of the whole matrix on; weights lie on their side in backward."""
+        left, top, *_ = self._frame(slot, top, back)
         for i, row in enumerate(numbers, down):
             for j, number in enumerate(row, across):
-                place = left + j * self.cell, top + i * HIGH, self.cell - 2, HIGH - 2
+                at_row, at_column = (j, i) if back and slot in (W1, W2) else (i, j)
+                place = left + at_column * self.cell, top + at_row * HIGH, self.cell - 2, HIGH - 2
                 yield f"{name} {i} {j}", Thing(*place, ink, f"{number}".replace("-", "−"), seen)
 
-    def _frame(self, slot: int, top: float) -> tuple[float, float, float, float]:
+    def _frame(self, slot: int, top: float, back: bool = False) -> tuple[float, float, float, float]:
         """Place of a whole matrix, in the middle of four rows that begin at `top`."""
-        rows, columns = SHAPES[slot]
-        return self.left[slot], top + (4 - rows) * HIGH / 2, columns * self.cell - 2, rows * HIGH - 2
+        rows, columns = (BACK if back else SHAPES)[slot]
+        return self.left[back][slot], top + (4 - rows) * HIGH / 2, columns * self.cell - 2, rows * HIGH - 2

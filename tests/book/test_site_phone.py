@@ -1,0 +1,45 @@
+"""A phone of 390 px: what is wider scrolls by itself and shows that it does; full stops stay with their formula."""
+
+import re
+
+import pytest
+
+from tests.book.test_site import LISTED, PAGES, SITE, each
+
+pytestmark = pytest.mark.skipif(not PAGES, reason="no built book: make book")
+
+# What sticks out of the window and is in no box that scrolls; and boxes that scroll and do not show it.
+CUT = """() => {
+    const scrolls = (e) => e.scrollWidth > e.clientWidth + 1 && /auto|scroll/.test(getComputedStyle(e).overflowX);
+    const isShown = (e) => getComputedStyle(e).backgroundImage.includes('gradient');
+    const parts = [...document.querySelectorAll('article :is(pre, table, mjx-container, figure, img, p, li, .output)')]
+        .filter((e) => e.checkVisibility() && e.getBoundingClientRect().width > 0 && !e.closest('mjx-assistive-mml'));
+    const found = [];
+    for (const e of parts) {
+        let box = e;
+        while (box.tagName !== 'ARTICLE' && !scrolls(box)) box = box.parentElement;
+        const name = `${e.tagName} ${e.innerText?.trim().slice(0, 40)}`;
+        if (box.tagName === 'ARTICLE' && e.getBoundingClientRect().right > innerWidth + 1) found.push(`cut: ${name}`);
+        if (box === e && !isShown(e)) found.push(`scrolls unseen: ${name}`);
+    }
+    return found;
+}"""
+
+
+@pytest.mark.parametrize("name", each([one for one in LISTED if one.startswith("chapters/")]))
+def test_nothing_is_cut_on_a_phone_and_what_scrolls_shows_it(browser, name):
+    page = browser.new_page(viewport={"width": 390, "height": 844})
+    page.goto((SITE / name).as_uri())
+    page.wait_for_function("!window.MathJax || !MathJax.startup || MathJax.startup.promise.then(() => true)")
+    assert page.evaluate(CUT) == []
+    if name == "chapters/12_zero_bubble.html":
+        last = page.locator("table:has-text('each further step waits') tr > :last-child").all()
+        assert last and all(one.bounding_box()["x"] + one.bounding_box()["width"] <= 390 for one in last)
+    page.close()
+
+
+@pytest.mark.parametrize("name", each([one for one in LISTED if one.startswith("chapters/")]))
+def test_a_full_stop_stays_with_its_formula(name):
+    html = (SITE / name).read_text(encoding="utf-8")
+    torn = re.findall(r'(?<!class="whole">)<span class="math [^"]*">[^<]*</span>[.,;:]', html)
+    assert torn == []
