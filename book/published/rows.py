@@ -13,8 +13,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from lib.planner.fp8 import CALIBRATED_IN_8_BIT
 from book.published import SCALE
+from lib.planner.fp8 import CALIBRATED_IN_8_BIT
 from lib.planner.report import table
 from lib.planner.seconds import Seconds, step_s
 from lib.planner.training import CALIBRATED, stack_of, training_of
