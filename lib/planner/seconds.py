@@ -311,7 +311,7 @@ def _over_tp(training: Training, tp: int, tokens: float, slices: bool, recompute
 
     With sequence parallelism a sum is a gather and a scatter, each in pieces beside the matmul before or behind it.
     Without, it is an all-reduce: nothing runs beside it in forward, and in backward the gradient of the weights, a
-    third of the matmuls. This also hides what column layers gather again.
+    third of the matmuls. The second gather of column layers hides there as well.
     """
     if tp == 1:
         return hide(NONE, matmuls_s)

@@ -112,7 +112,7 @@ def test_more_bytes_never_shorten_a_step(runs):
             total(narrow, layout),
             *(total(replace(narrow, stack=replace(stack, recipe=r)), layout) for r in wide),
         ]
-        assert times == sorted(times)
+        assert times[1] >= times[0] * (1 - 1e-9) and times[2] >= times[1] * (1 - 1e-9)
         longer = replace(training, model=replace(model, vocab_size=2 * model.vocab_size))
         assert total(longer, layout) >= before * (1 - 1e-9)
         if layout.zero == 3:
