@@ -165,7 +165,7 @@ def least_regret(trainings):
 
 def by_lists(trainings):
     """By the planner's own lists; rounded, a plain tuple, and a text of numpy's."""
-    lists = [{one.layout: one for one in best_layouts(run, Choices(), best=100_000)} for run in trainings]
+    lists = [{one.layout: one for one in best_layouts(run, Choices(headroom=0), best=100_000)} for run in trainings]
     bests = [next(iter(found)) for found in lists]
     pairs = list(zip(lists, bests))
     layout = min(
