@@ -21,7 +21,7 @@ from lib.cost.models import NOT_IN_A_NAME, NOT_MODELLED
 from lib.cost.sizes import OPTIMIZERS, PLANNED_RECOMPUTE, ModelShape
 from lib.planner import choices, least, margin, messages, search, seconds, sweep, ways_out
 from lib.planner.evidence import EVIDENCE, OF_MEMORY, evidence_on, percent, read_evidence
-from lib.planner.expert_report import HOW_COUNTED
+from lib.planner.expert_report import HOW_COUNTED, NO_ERROR_OF_EXPERTS
 from lib.planner.experts import NO_SECONDS_OF_EXPERTS
 from lib.planner.fp8 import CALIBRATED_IN_8_BIT, SPEEDUPS, WITHOUT_FP8
 from lib.planner.libraries import LIBRARIES
@@ -114,6 +114,7 @@ def numbers() -> dict:
             "models": {name: plain_experts(shape) for name, shape in EXPERT_MODELS.items()},
             "table": FOREIGN["experts"],
             "no_seconds": NO_SECONDS_OF_EXPERTS,
+            "no_error": NO_ERROR_OF_EXPERTS,
             "counted": HOW_COUNTED,
         },
         "per_node": Cluster.per_node,

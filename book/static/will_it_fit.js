@@ -5,7 +5,7 @@
   const box = document.getElementById("planner");
   const numbers = JSON.parse(box.querySelector("script").textContent);
   const config = modelConfig(numbers.foreign, Object.keys(numbers.models));
-  const experts = withExperts(numbers.experts, config);
+  const experts = withExperts(numbers.experts, config, numbers.limits);
 
   // ---- Controls: name in the address → its words, and its values or what it reads ----
   const doubled = (from, to) => (from > to ? [] : [from, ...doubled(2 * from, to)]);
