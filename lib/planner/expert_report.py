@@ -31,7 +31,7 @@ HOW_COUNTED = (
     "counted: routing is even, so that a rank computes as many copies as its tokens send; a copy keeps its input and "
     "three vectors of the width of an expert, and attention as much as in a dense block; a busier expert needs more"
 )
-NO_ERROR_OF_EXPERTS = "the error of the memory is unknown: no published run here says it of a model with experts"
+NO_ERROR_OF_EXPERTS = "the error of the memory is unknown: no published run of a model with experts says its memory"
 
 
 @dataclass(frozen=True)
