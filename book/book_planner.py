@@ -20,12 +20,12 @@ from lib.cost.experts import ExpertShape
 from lib.cost.models import NOT_IN_A_NAME, NOT_MODELLED
 from lib.cost.sizes import OPTIMIZERS, PLANNED_RECOMPUTE, ModelShape
 from lib.planner import choices, least, margin, messages, search, seconds, sweep, ways_out
-from lib.planner.evidence import EVIDENCE, percent, read_evidence
-from lib.planner.expert_report import HOW_COUNTED
+from lib.planner.evidence import EVIDENCE, OF_MEMORY, evidence_on, percent, read_evidence
+from lib.planner.expert_report import HOW_COUNTED, NO_ERROR_OF_EXPERTS
 from lib.planner.experts import NO_SECONDS_OF_EXPERTS
 from lib.planner.fp8 import CALIBRATED_IN_8_BIT, SPEEDUPS, WITHOUT_FP8
 from lib.planner.libraries import LIBRARIES
-from lib.planner.training import GPUS, NO_SECONDS, PRESET_MODELS, STACKS, Cluster, Training, stack_for
+from lib.planner.training import GPUS, NO_SECONDS, PRESET_MODELS, STACKS, Cluster, Stack, Training, stack_for
 
 SCRIPTS = (
     "planner_sizes.js",
@@ -33,6 +33,7 @@ SCRIPTS = (
     "planner_seconds.js",
     "planner_memory.js",
     "planner_margin.js",
+    "planner_evidence.js",
     "planner_layouts.js",
     "planner_choices.js",
     "planner_search.js",
@@ -82,6 +83,26 @@ def plain_training(training: Training) -> dict:
     }
 
 
+def errors_said() -> dict:
+    """The words behind ± for each GPU and stack, and how the script finds both from figures and constants.
+
+    The page has no FP8. A GPU without a name is "", and so is a stack: figures or constants that are in no table.
+    """
+    words = {
+        gpu: {
+            stack: {
+                quantity: str(evidence_on(quantity, gpu or None, stack or None)) for quantity in ("seconds", "memory")
+            }
+            for stack in (*STACKS, "")
+        }
+        for gpu in (*GPUS, "")
+    }
+    speeds = {gpu: [of.peak_flops, of.memory_Bps, of.link_Bps] for gpu, of in GPUS.items()}
+    memory = {gpu: of.memory_bytes for gpu, of in GPUS.items()}
+    ignored = [*OF_MEMORY, "fp8_speedup", *(one.name for one in fields(Stack) if not one.compare)]
+    return {"words": words, "speeds": speeds, "memory": memory, "ignored": ignored}
+
+
 def numbers() -> dict:
     """All that the script does not compute. A GPU whose network varies is left out."""
     gpus = {name: device for name, device in GPUS.items() if device.network_Bps}
@@ -93,10 +114,12 @@ def numbers() -> dict:
             "models": {name: plain_experts(shape) for name, shape in EXPERT_MODELS.items()},
             "table": FOREIGN["experts"],
             "no_seconds": NO_SECONDS_OF_EXPERTS,
+            "no_error": NO_ERROR_OF_EXPERTS,
             "counted": HOW_COUNTED,
         },
         "per_node": Cluster.per_node,
         "evidence": read_evidence(),
+        "errors": errors_said(),
         "fp8": {"speedups": SPEEDUPS, "calibrated": CALIBRATED_IN_8_BIT, "without": sorted(WITHOUT_FP8)},
         "limits": {
             "rows": choices.MOST_ROWS,

@@ -3,7 +3,7 @@
 //
 // The tables are Python's, as JSON in the page, and so are the words; a test compares both.
 
-const withExperts = ({ models, table, no_seconds: noSeconds, counted }, config) => {
+const withExperts = ({ models, table, no_seconds: noSeconds, no_error: noError, counted }, config, limits) => {
   const PLACES = ["n_shared_experts", "first_k_dense_replace", "mlp_only_layers", "decoder_sparse_step", "moe_layer_freq"];
   const { text, written } = config;
   const sum = (numbers) => numbers.reduce((a, b) => a + b, 0);
@@ -148,6 +148,7 @@ const withExperts = ({ models, table, no_seconds: noSeconds, counted }, config) 
     const { base, num_experts: all, top_k: k } = shape, { gpus, stack, device, per_node: perNode } = training;
     const of = ofShape(shape), { recipe } = stack, batch = training.global_batch, sequence = base.context;
     const each = stack.fused_swiglu ? 6 : 8, room = device.memory_bytes * stack.usable_share;
+    const { verdict, ranText } = plannerMargin({ limits }, room);
     const states = (held, zero, ranks) => held * (recipe.weight_bytes / (zero >= 3 ? ranks : 1)
       + recipe.gradient_bytes / (zero >= 2 ? ranks : 1)
       + (recipe.master_bytes + recipe.state_bytes) / (zero >= 1 ? ranks : 1));
@@ -224,7 +225,8 @@ const withExperts = ({ models, table, no_seconds: noSeconds, counted }, config) 
         return `ZeRO shards over data-parallel ranks, and there is one: choose ZeRO stage 0, or ${many(2 * gpus)} GPUs.`;
       return null;
     };
-    // For each ep the layout that fits with the fewest tp · pp ranks, or the smallest; as lib.planner.experts has it.
+    // For each ep the layout that fits with the fewest tp · pp ranks, a tight one only where all are tight, or the
+    // smallest; as lib.planner.experts has it.
     const byEp = (rows, zero, recompute) => {
       const found = new Map(), counts = divisors(gpus);
       for (const tp of counts)
@@ -241,13 +243,23 @@ const withExperts = ({ models, table, no_seconds: noSeconds, counted }, config) 
       }
       const less = (keys) => (a, b) => keys(a).map((x, i) => x - keys(b)[i]).find((apart) => apart !== 0) ?? 0;
       return [...found].sort(([a], [b]) => a - b).map(([, tried]) => {
-        const fitting = tried.filter(({ held }) => held.total <= room).sort(less(({ layout: { tp, pp } }) => [tp * pp, pp]));
+        const cut = ({ held, layout: { tp, pp } }) => [Number(verdict(held.total) === "tight"), tp * pp, pp];
+        const fitting = tried.filter(({ held }) => held.total <= room).sort(less(cut));
         const one = fitting[0] ?? tried.sort(less(({ held, layout: { tp } }) => [held.total, tp]))[0];
         return { layout: { ...one.layout, edp: one.layout.dp / one.layout.ep }, held: one.held,
-          fits: one.held.total <= room, sent: sent(one.layout) };
+          verdict: verdict(one.held.total), sent: sent(one.layout) };
       });
     };
-    return { byEp, ofRank, sent, refusal, room };
+    // How many published layouts ran that were planned as full: a sentence for the rows with the same share.
+    const ranByEp = (rows) => {
+      const same = new Map();
+      for (const { layout: { ep }, held } of rows) {
+        const said = ranText(held.total);
+        same.set(said, [...(same.get(said) ?? []), ep]);
+      }
+      return [...same].map(([said, eps]) => `ep ${eps.join(", ")}: ${said}`);
+    };
+    return { byEp, ranByEp, ofRank, sent, refusal, room };
   };
 
   // ---- Words ----
@@ -258,23 +270,28 @@ const withExperts = ({ models, table, no_seconds: noSeconds, counted }, config) 
       billions(active - ends)} without the token embedding): ${all} experts of width ${many(shape.d_expert)} in ${
       base.num_layers - shape.dense.length} of ${base.num_layers} blocks, ${k} for each token.`;
   };
-  const html = (shape, rows, room) => {
+  const html = (shape, rows, room, ran) => {
     const gb = (n, digits = 1) => (n / 1e9).toFixed(digits);
-    const cells = ({ layout, held, sent }) => {
+    const ink = { tight: ' class="tight"', "does not fit": ' class="bad"', fits: "" };
+    const sentence = (words) => `${words[0].toUpperCase()}${words.slice(1)}.`;
+    const cells = ({ layout, held, verdict, sent }) => {
       const states = held.replicated + held.experts;
       return [...["ep", "edp", "tp", "pp", "dp"].map((axis) => layout[axis]), gb(states), gb(held.total - states),
-        gb(held.total), `${((100 * held.total) / room).toFixed(0)}%`, gb(sent.inside + sent.across, 3), gb(sent.across, 3)];
+        gb(held.total), `${((100 * held.total) / room).toFixed(0)}%`, verdict, gb(sent.inside + sent.across, 3), gb(sent.across, 3)];
     };
-    const head = ["ep", "edp", "tp", "pp", "dp", "states", "activ.", "total", `of ${gb(room, 0)} GB`, "sent", "across"];
+    const head = ["ep", "edp", "tp", "pp", "dp", "states", "activ.", "total", `of ${gb(room, 0)} GB`, "verdict", "sent",
+      "across"];
     return `<p>${modelText(shape)}</p><div class="pst-scrollable-table-container" tabindex="0"><table class="table by-ep">
       <thead><tr>${head.map((one) => `<th scope="col">${one}</th>`).join("")}</tr></thead>
-      <tbody>${rows.map((row) => `<tr${row.fits ? "" : ' class="bad"'}>${cells(row).map((one) => `<td>${one}</td>`).join("")}</tr>`).join("")}</tbody>
+      <tbody>${rows.map((row) => `<tr${ink[row.verdict]}>${cells(row).map((one) => `<td>${one}</td>`).join("")}</tr>`).join("")}</tbody>
       </table></div>
-      <p>Decimal GB. For each ep, the layout that fits with the fewest tp × pp ranks, or the smallest. The form gives
+      <p class="ran">${ran.map((words) => `${words}.`).join("<br>")}</p>
+      <p>Decimal GB. For each ep, the layout that fits with the fewest tp × pp ranks, a tight one only where all are tight,
+      or the smallest where none fits. The form gives
       microbatch, ZeRO stage and recomputation; tp, pp and dp are searched. edp ranks hold the same experts. States are
       parameters, gradients and optimizer states; activ. are activations and logits. Sent: by a rank in a step for a block
       with experts, and across nodes.</p>
-      <p>${noSeconds[0].toUpperCase()}${noSeconds.slice(1)}. ${counted[0].toUpperCase()}${counted.slice(1)}.</p>`;
+      <p>${[noError, noSeconds, counted].map(sentence).join(" ")}</p>`;
   };
   // What the page says: a word and a sentence for the verdict, and the table; the choices are those of the form.
   const answer = (shape, training, { b, zero, recompute, cp, v, schedule, every, loss }) => {
@@ -284,11 +301,14 @@ const withExperts = ({ models, table, no_seconds: noSeconds, counted }, config) 
     if (left) throw new Error(`${left.join(" ")} is not counted with experts: choose ${instead[left[0]] ?? 1}.`);
     const of = planned({ ...shape, base: { ...shape.base, context: training.model.context } }, training);
     const rows = of.byEp(Number(b), Number(zero), recompute);
-    const fitting = rows.filter(({ fits }) => fits).map(({ layout }) => layout.ep);
+    const [easy, tight] = ["fits", "tight"]
+      .map((word) => rows.filter(({ verdict }) => verdict === word).map(({ layout }) => layout.ep));
     const least = Math.min(...rows.map(({ held }) => held.total));
-    const sentence = fitting.length ? `With ep ${oneOf(fitting)} there is a layout that fits; there are no seconds.`
+    const sentence = easy.length ? `With ep ${oneOf(easy)} there is a layout that fits; there are no seconds.`
+      : tight.length ? `With ep ${oneOf(tight)} a layout fits, and leaves less than ${100 * limits.headroom} % of memory; there are no seconds.`
       : `The smallest layout needs ${(least / 1e9).toFixed(1)} GB per GPU; there are no seconds.`;
-    return { word: fitting.length ? "It fits." : "It does not fit.", sentence, html: html(shape, rows, of.room) };
+    const word = easy.length ? "It fits." : tight.length ? "It is tight." : "It does not fit.";
+    return { word, sentence, html: html(shape, rows, of.room, of.ranByEp(rows)) };
   };
   return { read, shortened, planned, ofShape, answer };
 };

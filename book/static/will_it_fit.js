@@ -5,7 +5,7 @@
   const box = document.getElementById("planner");
   const numbers = JSON.parse(box.querySelector("script").textContent);
   const config = modelConfig(numbers.foreign, Object.keys(numbers.models));
-  const experts = withExperts(numbers.experts, config);
+  const experts = withExperts(numbers.experts, config, numbers.limits);
 
   // ---- Controls: name in the address → its words, and its values or what it reads ----
   const doubled = (from, to) => (from > to ? [] : [from, ...doubled(2 * from, to)]);
@@ -126,7 +126,7 @@
     <div class="out"><div class="now"><p class="verdict" aria-live="polite"></p>
       <div class="bars"><figure></figure><figure></figure></div></div>
     <div class="more">
-      <div class="kinds"><ul></ul><ul></ul></div><div class="experts" hidden></div>
+      <p class="errors"></p><div class="kinds"><ul></ul><ul></ul></div><div class="experts" hidden></div>
       <p class="answers"></p><div class="best"></div><div class="sweep" hidden></div><div class="messages"></div>
       <p class="end"><button type="button" class="copy">Copy link</button> <span>Not modelled: ${
         numbers.limits.not_modelled.join(", ")}.</span></p>
@@ -317,7 +317,7 @@
 
   // A model with experts has memory and no seconds: a table instead of bars and the fastest layouts.
   const showExperts = (at, shape, training) => {
-    for (const name of [".bars", ".ranks", ".kinds", ".messages", ".answers"]) part(name).hidden = true;
+    for (const name of [".bars", ".ranks", ".errors", ".kinds", ".messages", ".answers"]) part(name).hidden = true;
     box.querySelectorAll(".chips input").forEach((input) => { input.title = ""; });
     try {
       const { word, sentence, html } = experts.answer(shape, training, at);
@@ -375,7 +375,10 @@
       say(word, `${size} ${stepOf(`A step takes ${time}${rest}.`)}`);
     }
 
-    for (const name of [".bars", ".kinds", ".answers"]) part(name).hidden = refusal !== null;
+    for (const name of [".bars", ".errors", ".kinds", ".answers"]) part(name).hidden = refusal !== null;
+    const missed = errorsOf(training, numbers); // as the command has them behind the same numbers
+    part(".errors").innerHTML = [`${gb(own.bytes)}${missed.memory}.`,
+      of.noSeconds ? "" : `${sec(own.stepS)}${missed.seconds}.`].filter(Boolean).map((one) => `<small>${one}</small>`).join("");
     for (const name of [".bars figure + figure", ".kinds ul + ul", ".messages", ".answers"])
       part(name).hidden = refusal !== null || of.noSeconds !== "";
     if (!refusal) {

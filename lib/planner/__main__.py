@@ -153,13 +153,15 @@ def printed_experts(args: argparse.Namespace, shape: ExpertShape | None = None, 
         raise ValueError(f"--{option} is not modelled for a model with experts: leave it out")
     if args.context_parallel or args.zero_bubble or args.all_choices:
         raise ValueError("layouts with experts are searched over tp, pp, dp and ep only: leave out wider choices")
-    if args.tokens or args.price or args.sweep:
-        raise ValueError(NO_SECONDS_OF_EXPERTS)
+    if timed := [name for name in ("sweep", "tokens", "price") if getattr(args, name)]:
+        raise ValueError(
+            f"--{timed[0]} needs seconds, and a model with experts has {NO_SECONDS_OF_EXPERTS}; leave it out"
+        )
     shape = shape or EXPERT_MODELS[name]
     base = replace(shape.base, context=args.context or shape.base.context)
     asked = options_given(args, (*Layout4D._fields, "ep"))
     of = ExpertTraining(replace(shape, base=base), training_asked(args, asked, base))
-    report = report_of_experts(of, asked, notes)
+    report = report_of_experts(of, asked, notes, args.headroom)
     return json.dumps(plain_report(report), indent=1) if args.json else str(report)
 
 

@@ -89,10 +89,15 @@ def evidence_of(training: Training) -> dict[str, Evidence]:
     found = {}
     for asked in ("seconds", "memory"):
         quantity = "seconds in FP8" if asked == "seconds" and training.stack.fp8_speedup != 1 else asked
-        of = {name: _of(quantity, name, gpu) for name in names}
-        stack = next((name for name, errors in of.items() if errors), names[0] if names else None)
-        found[asked] = Evidence(quantity, gpu, stack, **(of.get(stack) or {}))
+        first = names[0] if names else None
+        stack = next((name for name in names if _of(quantity, name, gpu)), first)
+        found[asked] = evidence_on(quantity, gpu, stack)
     return found
+
+
+def evidence_on(quantity: str, gpu: str | None, stack: str | None) -> Evidence:
+    """The errors of a quantity on a GPU of the table with a stack, by their names; None for either that has none."""
+    return Evidence(quantity, gpu, stack, **_of(quantity, stack, gpu))
 
 
 def _gpu(training: Training) -> str | None:
@@ -115,7 +120,7 @@ def _stacks(training: Training) -> list[str]:
     return sorted(same, key=lambda name: stacks[name].recipe != mine.recipe)
 
 
-def _of(quantity: str, stack: str, gpu: str | None) -> dict:
+def _of(quantity: str, stack: str | None, gpu: str | None) -> dict:
     """What the file says of a quantity; nothing if there is no run."""
     found = read_evidence().get(f"{stack}, {gpu}", {}).get(quantity, {})
     return found | {"calibrating": tuple(found["calibrating"])} if found else {}

@@ -22,6 +22,7 @@ from lib.planner.experts import (
     rank_bytes_most,
     stage_blocks,
 )
+from lib.planner.margin import HEADROOM, memory_verdict, ran_text
 from lib.planner.report import MOST_PLACES, ranks_text, table, wrapped
 
 AXES = ("tp", "pp", "dp", "ep")  # an option for one of these fixes the layout
@@ -30,14 +31,15 @@ HOW_COUNTED = (
     "counted: routing is even, so that a rank computes as many copies as its tokens send; a copy keeps its input and "
     "three vectors of the width of an expert, and attention as much as in a dense block; a busier expert needs more"
 )
+NO_ERROR_OF_EXPERTS = "the error of the memory is unknown: no published run of a model with experts says its memory"
 
 
 @dataclass(frozen=True)
 class ExpertReport:
     """What a rank holds and sends; `dataclasses.asdict` makes plain data of it.
 
-    Each row of `by_ep` has `layout`; kind → bytes `held` on the rank with the highest peak; whether it `fits`; bytes
-    `sent` in a step for each block with experts, by where they go.
+    Each row of `by_ep` has `layout`; kind → bytes `held` on the rank with the highest peak; the `verdict` on it:
+    fits, tight or does not fit; bytes `sent` in a step for each block with experts, by where they go.
     """
 
     model: str
@@ -48,12 +50,13 @@ class ExpertReport:
     notes: Sequence[str]
     assumes: Sequence[str]  # figures of the GPU, and bytes of a parameter
     asked: ExpertLayout | None = None
+    headroom: float = HEADROOM  # of the memory; a layout that leaves less is tight
 
     def __str__(self) -> str:
         parts = [wrapped([self.model]), wrapped(self.notes)]
         if self.asked:
             parts += [self._held(), self._sent()]
-        parts += [self._table(), wrapped([NO_SECONDS_OF_EXPERTS, HOW_COUNTED, *self.assumes])]
+        parts += [self._table(), wrapped([NO_ERROR_OF_EXPERTS, NO_SECONDS_OF_EXPERTS, HOW_COUNTED, *self.assumes])]
         return "\n\n".join(filter(None, parts))
 
     def _held(self) -> str:
@@ -75,8 +78,9 @@ class ExpertReport:
         if len(self.places) > MOST_PLACES:
             rows[MOST_PLACES // 2 : -MOST_PLACES // 2] = [["…", *[""] * (len(rows[0]) - 1)]]
         need = max(place["held"]["total"] for place in self.places)
-        fits = "fits" if need <= self.room_bytes else "does not fit"
-        return wrapped([*words, table(rows), f"GB; {fits}: {need / 1e9:.1f} of {self.room_bytes / 1e9:.1f} GB"])
+        verdict = memory_verdict(need, self.room_bytes, self.headroom)
+        said = f"GB; {verdict}: {need / 1e9:.1f} of {self.room_bytes / 1e9:.1f} GB"
+        return wrapped([*words, table(rows), said, ran_text(need, self.room_bytes)])
 
     def _sent(self) -> str:
         """The all-to-alls of a block, and of all blocks of the rank that has most of them."""
@@ -109,17 +113,31 @@ class ExpertReport:
                     *(str(one[axis]) for axis in ("ep", "edp", "tp", "pp", "dp")),
                     *(f"{n / 1e9:.1f}" for n in sizes),
                     f"{total / self.room_bytes:.0%}",
-                    "fits" if row["fits"] else "too large",
+                    row["verdict"],
                     *(f"{n / 1e9:.3f}" for n in (sent["inside"] + sent["across"], sent["across"])),
                 ]
             )
         one = self.by_ep[0]["layout"]
         words = (
-            f"for each ep, the layout that fits with the fewest tp x pp ranks, or the smallest (microbatches of "
-            f"{one['rows']}, zero {max(row['layout']['zero'] for row in self.by_ep)}, recompute {one['recompute']}); "
-            f"sent: by a rank for a block in a step of {self.batch:,} sequences, and of that across nodes"
+            f"for each ep, the layout that fits with the fewest tp x pp ranks, a tight one only where all are tight, "
+            f"or the smallest where none fits (microbatches of {one['rows']}, zero "
+            f"{max(row['layout']['zero'] for row in self.by_ep)}, recompute {one['recompute']}); sent: by a rank for a "
+            f"block in a step of {self.batch:,} sequences, and of that across nodes"
         )
-        return wrapped([words, table(rows)])
+        held = {row["layout"]["ep"]: row["held"]["total"] for row in self.by_ep}
+        return wrapped([words, table(rows), *ran_by_ep(held, self.room_bytes)])
+
+
+def ran_by_ep(held: Mapping[int, float], room_bytes: float) -> list[str]:
+    """How many published layouts ran that were planned as full: a sentence for the layouts with the same share.
+
+    Args:
+        held: ep → bytes of the layout that was found for it.
+    """
+    same: dict[str, list[int]] = {}
+    for ep, need in held.items():
+        same.setdefault(ran_text(need, room_bytes), []).append(ep)
+    return [f"ep {', '.join(map(str, eps))}: {said}" for said, eps in same.items()]
 
 
 def exchanged_in_words(sent: Mapping[str, float]) -> dict[str, float]:
@@ -131,7 +149,9 @@ def exchanged_in_words(sent: Mapping[str, float]) -> dict[str, float]:
     }
 
 
-def report_of_experts(of: ExpertTraining, asked: Mapping[str, Any], notes: Sequence[str] = ()) -> ExpertReport:
+def report_of_experts(
+    of: ExpertTraining, asked: Mapping[str, Any], notes: Sequence[str] = (), headroom: float = HEADROOM
+) -> ExpertReport:
     """The report of the layout that is asked for, if an axis is, and of the layouts for each ep.
 
     Args:
@@ -151,9 +171,10 @@ def report_of_experts(of: ExpertTraining, asked: Mapping[str, Any], notes: Seque
         if why := expert_refusal(of, layout):
             raise ValueError(why)
         places = [_place_of(of, layout, place) for place in range(pp)]
-    found = [_row_of(of, one) for one in layouts_by_ep(of, rows, zero, recompute)]
+    found = [_row_of(of, one, headroom) for one in layouts_by_ep(of, rows, zero, recompute, headroom)]
     run, said = of.training, expert_model_text(of.shape)
-    return ExpertReport(said, places, found, run.room_bytes, run.global_batch, list(notes), _assumed(of), layout)
+    asked_of = list(notes), _assumed(of), layout, headroom
+    return ExpertReport(said, places, found, run.room_bytes, run.global_batch, *asked_of)
 
 
 def _assumed(of: ExpertTraining) -> list[str]:
@@ -164,9 +185,10 @@ def _assumed(of: ExpertTraining) -> list[str]:
 
 
 def plain_report(report: ExpertReport) -> dict[str, Any]:
-    """The report as plain data, with the sentences on seconds and on how it is counted."""
+    """The report as plain data, with the sentences on errors, on seconds and on how it is counted."""
     asked = report.asked and report.asked._asdict()
-    return asdict(report) | {"asked": asked, "no_seconds": NO_SECONDS_OF_EXPERTS, "counted": HOW_COUNTED}
+    said = {"no_error": NO_ERROR_OF_EXPERTS, "no_seconds": NO_SECONDS_OF_EXPERTS, "counted": HOW_COUNTED}
+    return asdict(report) | {"asked": asked} | said
 
 
 def expert_model_text(shape: ExpertShape) -> str:
@@ -202,11 +224,11 @@ def _place_of(of: ExpertTraining, layout: ExpertLayout, place: int) -> dict[str,
     }
 
 
-def _row_of(of: ExpertTraining, layout: ExpertLayout) -> dict[str, Any]:
+def _row_of(of: ExpertTraining, layout: ExpertLayout, headroom: float) -> dict[str, Any]:
     held = rank_bytes_most(of, layout)
     return {
         "layout": layout._asdict() | {"edp": layout.edp},
         "held": held._asdict() | {"total": held.total},
-        "fits": held.total <= of.training.room_bytes,
+        "verdict": memory_verdict(held.total, of.training.room_bytes, headroom),
         "sent": exchanged_bytes(of, layout)._asdict(),
     }

@@ -20,6 +20,7 @@ from lib.cost.bubble import kept_by
 from lib.cost.experts import ExpertShape, attention_kept_bytes, dispatch_bytes, distinct_groups, routed_kept_bytes
 from lib.cost.held import state_bytes
 from lib.layout import divisors, one_of
+from lib.planner.margin import FITS, HEADROOM, TOO_LARGE, memory_verdict
 from lib.planner.training import Training
 
 # Runs in `book/published/experts.json`, and the lowest and the highest error of their seconds as a dense model of the
@@ -232,10 +233,13 @@ def possible_ep(of: ExpertTraining, dp: int) -> list[int]:
     return divisors(math.gcd(dp, of.shape.num_experts))
 
 
-def layouts_by_ep(of: ExpertTraining, rows: int, zero: int | None, recompute: str) -> list[ExpertLayout]:
+def layouts_by_ep(
+    of: ExpertTraining, rows: int, zero: int | None, recompute: str, headroom: float = HEADROOM
+) -> list[ExpertLayout]:
     """One for each ep: of the layouts that fit, the one with the fewest tp · pp ranks, then the fewest stages.
 
-    Where none fits, the one with the least memory. `zero` None is stage 1, or 0 on one data-parallel rank.
+    A tight one, which leaves less than the headroom, counts only if all are tight. Where none fits, the one with the
+    least memory. `zero` None is stage 1, or 0 on one data-parallel rank.
 
     Raises:
         ValueError: no layout is possible; the reason for the plainest.
@@ -255,7 +259,9 @@ def layouts_by_ep(of: ExpertTraining, rows: int, zero: int | None, recompute: st
         )
     room, found = of.training.room_bytes, []
     for _, tried in sorted(by_ep.items()):
-        fitting = [layout for held, layout in tried if held <= room]
+        verdicts = [(memory_verdict(held, room, headroom), layout) for held, layout in tried]
+        easy = [layout for verdict, layout in verdicts if verdict == FITS]
+        fitting = easy or [layout for verdict, layout in verdicts if verdict != TOO_LARGE]
         least = min(tried)[1]
         found.append(min(fitting, key=lambda one: (one.tp * one.pp, one.pp)) if fitting else least)
     return found

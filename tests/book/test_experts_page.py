@@ -3,6 +3,7 @@
 import json
 import math
 import random
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from book.explain.experts import expert_shape_of
 from lib.cost.expert_models import EXPERT_MODELS
 from lib.cost.hardware import GPUS
-from lib.planner.expert_report import report_of_experts
+from lib.planner.expert_report import NO_ERROR_OF_EXPERTS, ran_by_ep, report_of_experts
 from lib.planner.experts import (
     NO_SECONDS_OF_EXPERTS,
     ExpertLayout,
@@ -21,13 +22,15 @@ from lib.planner.experts import (
     rank_bytes,
     rank_bytes_most,
 )
+from lib.planner.margin import memory_verdict
 from lib.planner.training import STACKS, Cluster, Training, stack_for
 from tests.book.book_project import BOOK, violations
 from tests.book.test_explain_experts import BAD, COUNTED, MORE
 from tests.book.test_will_it_fit import NUMBERS, extension, page_at, tried, typed, verdict, wrong  # noqa: F401
 
-START = "const of = withExperts(numbers.experts, modelConfig(numbers.foreign, Object.keys(numbers.models)));"
-NEEDED = {name: NUMBERS[name] for name in ("experts", "foreign", "models")}
+START = """const config = modelConfig(numbers.foreign, Object.keys(numbers.models));
+    const of = withExperts(numbers.experts, config, numbers.limits);"""
+NEEDED = {name: NUMBERS[name] for name in ("experts", "foreign", "limits", "models")}
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +56,8 @@ def some_training(rng):
     shape = rng.choice(list(EXPERT_MODELS.values()))
     shape = replace(shape, base=replace(shape.base, context=rng.choice((2048, 4096, 8192)), tied=rng.random() < 0.2))
     stack = stack_for(rng.choice(list(STACKS)) if rng.random() < 0.5 else "fsdp-eager", "h100")
-    cluster = Cluster(GPUS["h100"], rng.choice((1, 6, 8, 16, 64, 96, 256, 512)), rng.choice((1, 4, 8, 8, 12, 72)))
+    card = replace(GPUS["h100"], memory_bytes=rng.choice((24, 40, 64, 80, 80)) * 1e9)
+    cluster = Cluster(card, rng.choice((1, 6, 8, 16, 64, 96, 256, 512)), rng.choice((1, 4, 8, 8, 12, 72)))
     return ExpertTraining(shape, Training(shape.base, cluster, stack, rng.choice((96, 512, 1000, 1024, 4096))))
 
 
@@ -97,10 +101,13 @@ def test_bytes_and_refusals_of_random_layouts(page):
 
 def test_the_table_is_the_table_of_the_command(page):
     rng = random.Random(1)
-    runs = [some_training(rng) for _ in range(40)]
+    runs = [some_training(rng) for _ in range(80)]
     ways = [(rng.choice((1, 2)), rng.choice((None, 0, 1, 3)), rng.choice(("none", "full"))) for _ in runs]
-    what = "(([shape, training, way]) => of.planned(shape, training).byEp(...way))(one)"
-    answered = 0
+    what = """(([shape, training, way]) => {
+        const on = of.planned(shape, training), rows = on.byEp(...way);
+        return { rows, ran: on.ranByEp(rows) };
+    })(one)"""
+    answered, verdicts = 0, Counter()
     for of, way, said in zip(
         runs, ways, ask(page, what, [[*plain(r), w] for r, w in zip(runs, ways, strict=True)]), strict=True
     ):
@@ -109,11 +116,15 @@ def test_the_table_is_the_table_of_the_command(page):
             assert said == ours
             continue
         answered += 1
-        assert [one["layout"] for one in said] == [one._asdict() | {"edp": one.edp} for one in ours]
-        for theirs, layout in zip(said, ours, strict=True):
-            held = rank_bytes_most(of, layout).total
-            assert math.isclose(theirs["held"]["total"], held) and theirs["fits"] == (held <= of.training.room_bytes)
-    assert 15 < answered < 40
+        rows = said["rows"]
+        assert [one["layout"] for one in rows] == [one._asdict() | {"edp": one.edp} for one in ours]
+        held = {one.ep: rank_bytes_most(of, one).total for one in ours}
+        for theirs, need in zip(rows, held.values(), strict=True):
+            assert math.isclose(theirs["held"]["total"], need)
+            assert theirs["verdict"] == memory_verdict(need, of.training.room_bytes)
+            verdicts[theirs["verdict"]] += 1
+        assert said["ran"] == ran_by_ep(held, of.training.room_bytes)
+    assert 30 < answered < 80 and len(verdicts) == 3 and min(verdicts.values()) > 2, verdicts
 
 
 def some_config(rng):
@@ -176,7 +187,10 @@ def test_a_preset_with_experts_shows_memory_by_ep(page_at):  # noqa: F811
     training = Training(shape.base, Cluster(GPUS["h100"], 64), stack_for("megatron", "h100"), 1024)
     report = str(report_of_experts(ExpertTraining(shape, training), {"zero": 1}))
     for row in cells(page):
-        assert " ".join(row).split() in [line.replace(" fits ", " ").split() for line in report.splitlines()], row
+        assert " ".join(row).split() in [line.split() for line in report.splitlines()], row
+    ran = page.inner_text(".experts .ran").splitlines()
+    assert len(ran) == 2 and all(words.removesuffix(".") in report for words in ran)
+    assert NO_ERROR_OF_EXPERTS[1:] in page.inner_text(".experts")
     assert len(cells(page)) == 4
     said = page.inner_text(".experts")
     assert "46.7 billion parameters, 12.88 billion active for a token (12.75 without" in said
@@ -203,6 +217,24 @@ def test_a_config_with_experts_is_pasted_and_goes_into_the_link(page_at):  # noq
     assert wrong(page)["config"] == "300 experts per token of 256; use 1 to 256" and not page.is_visible(".experts")
     typed(page, config="mistralai/Mixtral-8x7B")
     assert "46.7 billion parameters" in page.inner_text(".experts")
+
+
+def test_a_verdict_of_three_values(page_at):  # noqa: F811
+    """On fewer and fewer GB a layout fits, all that fit are tight, none fits; each row has the word and a colour."""
+    inks = {"fits": None, "tight": "tight", "does not fit": "bad"}
+    seen = set()
+    for memory, word, ink in (
+        (110, "It fits.", "ok"),
+        (97, "It is tight.", "tight"),
+        (40, "It does not fit.", "bad"),
+    ):
+        page = page_at(f"?model=mixtral-8x7b&gpus=8&batch=1024&b=1&memory={memory}")
+        assert verdict(page).startswith(word) and page.get_attribute(".verdict strong", "class") == ink
+        colours = page.locator(".by-ep tbody tr").evaluate_all("all => all.map(one => one.getAttribute('class'))")
+        words = [row[9] for row in cells(page)]
+        assert colours == [inks[one] for one in words]
+        seen |= {*words}
+    assert seen == {*inks}
 
 
 def test_choices_that_are_not_counted_are_refused(page_at):  # noqa: F811

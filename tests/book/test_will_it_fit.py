@@ -20,7 +20,7 @@ from lib.cost.models import known
 from lib.cost.sizes import BIASES, OPTIMIZERS, PLANNED_RECOMPUTE, ModelShape, Recipe, recipe_of_optimizer
 from lib.layout import divisors
 from lib.planner import Cluster, Layout4D, Training, best_layouts, memory_bytes, step_s
-from lib.planner.evidence import percent
+from lib.planner.evidence import evidence_of, percent, read_evidence
 from lib.planner.margin import HEADROOM, ran_text, verdict_text
 from lib.planner.messages import LINK_STEP_S, NETWORK_STEP_S
 from lib.planner.refusals import refusal
@@ -355,6 +355,82 @@ def test_why_the_next_one_is_slower(page):
     for theirs, ours in zip(said, best[1:], strict=True):
         words = f"{theirs['fraction']:.1%} slower: {theirs['extraS']:.3g} s more for {theirs['kind']}"
         assert words == why_slower(best[0], ours)
+
+
+def with_changes(rng: random.Random, run: Training) -> Training:
+    """The same with figures of a card, the states of an optimizer, or whole gradients, as the form may change them."""
+    device = run.cluster.device
+    figures = {"peak_flops": 1e15, "memory_Bps": 3e12, "link_Bps": 64e9, "memory_bytes": 96e9, "network_Bps": 5e9}
+    name = rng.choice([*figures, "card", "recipe", "whole"])
+    if name in figures:
+        device = replace(device, **{name: figures[name]})
+    elif name == "card":  # the constants stay those of the GPU that was chosen
+        device = rng.choice(list(GPUS.values()))
+    stack = run.stack
+    if name == "recipe":
+        stack = replace(stack, recipe=recipe_of_optimizer(stack.recipe, rng.choice(list(OPTIMIZERS))))
+    if name == "whole":
+        stack = replace(stack, whole_gradient_bytes=rng.choice((0, 2, 4)))
+    return replace(run, cluster=replace(run.cluster, device=device), stack=stack)
+
+
+def test_errors_are_those_of_the_command(page):
+    """The words behind ± of each stack on each GPU, and of cards and stacks that differ from the table."""
+    rng, model = random.Random(8), PRESET_MODELS["llama-13b"]
+    runs = [
+        Training(model, Cluster(GPUS[gpu], 16), stack_for(name, gpu), 256)
+        for gpu in NUMBERS["gpus"]
+        for name in STACKS
+    ]
+    runs += [with_changes(rng, rng.choice(runs)) for _ in range(300)]
+    script = """text => {
+        const { trainings, ...numbers } = JSON.parse(text);
+        return JSON.stringify(trainings.map((training) => errorsOf(training, numbers)));
+    }"""
+    needed = {name: NUMBERS[name] for name in ("errors", "stacks", "evidence")}
+    plain = [extension.plain_training(run) for run in runs]
+    kinds = Counter()
+    for run, said in zip(
+        runs, json.loads(page.evaluate(script, json.dumps(needed | {"trainings": plain}))), strict=True
+    ):
+        ours = {quantity: str(evidence) for quantity, evidence in evidence_of(run).items()}
+        assert said == ours, run
+        kinds.update(
+            re.findall("±|with these figures|on this card|exactly these constants|with the stack", str(ours))
+        )
+    assert len(kinds) == 5 and min(kinds.values()) > 20, kinds
+    assert {name.partition(", ")[2] for name in read_evidence()} <= {*NUMBERS["gpus"]}, "their stacks are in the page"
+
+
+def errors_shown(page) -> list[str]:
+    return page.locator(".errors small").all_inner_texts() if page.is_visible(".errors") else []
+
+
+def test_each_answer_has_its_error(page_at):
+    """Below the bars, as behind the numbers of the command: of both, of the memory alone, or that it is unknown."""
+    page = page_at("?model=llama-13b&gpu=a100&gpus=16&batch=256&stack=aleph-alpha&tp=2&pp=2&b=1")
+    run = Training(PRESET_MODELS["llama-13b"], Cluster(GPUS["a100"], 16), stack_for("aleph-alpha", "a100"), 256)
+    layout = Layout4D(2, 1, 2, 4, sequence_parallel=True)
+    held, time, errors = memory_bytes(run, layout).total, step_s(run, layout).total, evidence_of(run)
+    both = [f"{held / 1e9:.1f} GB{errors['memory']}.", f"{time:#.3g} s{errors['seconds']}."]
+    assert errors_shown(page) == both and "±" in both[1]
+    page.click(".card summary")
+    typed(page, peak=300)
+    assert [
+        ": the error is unknown: no published run on a GPU with these figures." in one for one in errors_shown(page)
+    ] == [
+        True,
+        True,
+    ]
+    page.select_option("[name=gpu]", "h100")
+    page.select_option("[name=gpu]", "a100")
+    assert errors_shown(page) == both
+    page.select_option("[name=trained]", "16bit")
+    assert len(errors_shown(page)) == 1 and str(errors["memory"]) in errors_shown(page)[0], "there are no seconds"
+    page.check("input[name=tp][value='16']")
+    assert verdict(page).startswith("Impossible.") and errors_shown(page) == []
+    page.select_option("[name=model]", "mixtral-8x7b")
+    assert errors_shown(page) == []
 
 
 # ---- configs --------------------------------------------------------------------------------------------------------
