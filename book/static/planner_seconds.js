@@ -69,9 +69,9 @@ const plannerSeconds = (of) => {
     return ((blockParameters * layers) / pp + ends * endParameters) / tp;
   };
   // Of a microbatch between stages; and the seconds of messages that fill and empty the pipeline.
-  const overPp = ({ tp, cp, pp, dp, rows, stages_per_rank: v, schedule }, most, block) => {
-    const payload = (2 * ((rows * s) / cp) * h) / tp;
-    const [one, hopsS] = betweenStages(payload, pp, tp * cp * dp), sent = times(one, 2 * v), leftS = most * block.leftS;
+  const overPp = ({ tp, cp, pp, dp, rows, stages_per_rank: v, schedule }, most, block, endsS) => {
+    const payload = (2 * ((rows * s) / cp) * h) / tp, leftS = most * block.leftS + endsS;
+    const [one, hopsS] = betweenStages(payload, pp, tp * cp * dp), sent = times(one, 2 * v);
     if (schedule !== "1f1b") {
       const weightsS = (most * (block.matmuls - block.tp.hidden_s)) / 3;
       return [hide(sent, Math.min(leftS, weightsS)), (schedule === "zb-v" ? 5 : 4) * hopsS];
@@ -111,12 +111,12 @@ const plannerSeconds = (of) => {
     const tokens = (rows * s) / cp, m = batch / (dp * rows);
     const block = blockS(tp, cp, rows, layout.sequence_parallel, layout.recompute, layout.every);
     const [most, withHead] = stageLayers(layout);
-    const [ofPp, fillS] = overPp(layout, most, block);
     const mine = ownParameters(layout), copies = (mine * (zero === 3 ? stack.copied_bytes : 0)) / memoryBps;
     const stage = most * block.totalS + copies;
     const head = matmulS((6 * tokens * endParameters) / tp, tokens / chunks, h);
     const ends = Math.max(0, head - (most - withHead) * block.totalS); // of the head, what all stages wait for
-    const ofDp = overDp(layout, most, most * block.leftS - ofPp.hidden_s, block.ofBackward);
+    const [ofPp, fillS] = overPp(layout, most, block, ends);
+    const ofDp = overDp(layout, most, Math.max(0, most * block.leftS - ofPp.hidden_s), block.ofBackward);
     const updated = mine / (zero ? Math.floor((dp * cp) / replicas) : 1);
     const weights = (most * block.matmuls) / 3, other = (stage - weights) / 2; // of a rank: nobody waits for weights
     const bubble = {

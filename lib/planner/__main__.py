@@ -23,7 +23,16 @@ from lib.planner.choices import ALL_OPEN, DEFERRED, beyond, layout_text
 from lib.planner.expert_report import plain_report, report_of_experts
 from lib.planner.experts import NO_SECONDS_OF_EXPERTS, ExpertTraining
 from lib.planner.fp8 import in_8_bit
-from lib.planner.options import ALL_SIZES, SIZES, STEP_TOKENS, options_given, planner_options, trained_options
+from lib.planner.options import (
+    ALL_SIZES,
+    BEST,
+    SIZES,
+    STEP_TOKENS,
+    option_of,
+    options_given,
+    planner_options,
+    trained_options,
+)
 from lib.planner.refusals import refusal
 from lib.planner.report import report_of_layout, wrapped
 from lib.planner.report_search import choices_text, needs_text, others_text, sweep_text
@@ -45,7 +54,9 @@ def main(argv: list[str] | None = None) -> None:
 def swept(args: argparse.Namespace, notes: Sequence[str] = ()) -> str:
     """The best layout for each value of a sweep, as text or as plain data."""
     if asked := options_given(args, Layout4D._fields):
-        raise ValueError(f"--sweep searches a layout for each value: leave out {' and '.join(asked)}")
+        raise ValueError(f"--sweep searches a layout for each value: leave out {' and '.join(map(option_of, asked))}")
+    if ignored := options_given(args, ("best", "tokens", "price")):
+        raise ValueError(f"--sweep prints a row for each value: leave out {' and '.join(map(option_of, ignored))}")
     if left_out := options_given(args, NOT_MODELLED):
         raise ValueError(f"{next(iter(left_out))} is not modelled")
     training = training_asked(args, {})
@@ -74,7 +85,7 @@ def printed_memory(args: argparse.Namespace, notes: Sequence[str] = ()) -> str:
     layout = completed_layout(training, asked) if asked else None
     choices = choices_asked(args, training, layout)
     try:
-        found, nothing = recommended_by_memory(training, choices, args.best), ""
+        found, nothing = recommended_by_memory(training, choices, args.best or BEST), ""
     except ValueError as error:
         if not layout:
             raise
@@ -98,7 +109,7 @@ def candidates(args: argparse.Namespace) -> tuple[Training, list[Planned], str]:
     mine = layout_asked(training, asked) if asked else None
     choices = choices_asked(args, training, mine and mine.layout)
     try:
-        fastest, choices = recommended(training, choices, args.best)
+        fastest, choices = recommended(training, choices, args.best or BEST)
     except ValueError as error:
         if not mine:
             raise
@@ -145,7 +156,8 @@ def printed_experts(args: argparse.Namespace, shape: ExpertShape | None = None, 
         return ""
     sizes = {one.name for one in fields(ModelShape)} - {"context"}
     if changed := options_given(args, sizes):
-        raise ValueError(f"{next(iter(changed))} cannot be changed in a model with experts: change its config.json")
+        option = option_of(next(iter(changed)))
+        raise ValueError(f"{option} cannot be changed in a model with experts: change its config.json")
     if left_out := options_given(args, NOT_MODELLED):
         raise ValueError(f"{next(iter(left_out))} is not modelled")
     if others := [name for name in ("lora", "offload", "fp8", "whole_gradient_bytes") if getattr(args, name)]:
@@ -156,6 +168,10 @@ def printed_experts(args: argparse.Namespace, shape: ExpertShape | None = None, 
     if timed := [name for name in ("sweep", "tokens", "price") if getattr(args, name)]:
         raise ValueError(
             f"--{timed[0]} needs seconds, and a model with experts has {NO_SECONDS_OF_EXPERTS}; leave it out"
+        )
+    if args.best:
+        raise ValueError(
+            "--best is for a search by seconds, and of a model with experts a row for each ep is printed"
         )
     shape = shape or EXPERT_MODELS[name]
     base = replace(shape.base, context=args.context or shape.base.context)
@@ -200,6 +216,13 @@ def completed_layout(training: Training, asked: dict, able: frozenset[str] = fro
     dp = asked.get("dp", max(1, training.cluster.gpus // (tp * cp * pp)))
     zero = 3 if "replicas" in asked else int(dp * cp > 1)
     layout = Layout4D(tp, cp, pp, dp, zero=zero, sequence_parallel=tp > 1)._replace(**asked)
+    if layout.every > 1 and layout.recompute == "none":
+        raise ValueError(f"--every {layout.every} recomputes one block in so many: give --recompute, such as full")
+    most = training.model.num_layers
+    if layout.every > most:
+        raise ValueError(f"--every {layout.every} recomputes no block of {most}: choose {most} or less")
+    if layout.loss_chunks > (most := training.model.context // layout.cp):
+        raise ValueError(f"--loss-chunks {layout.loss_chunks} of {most} tokens on a rank: choose {most} or less")
     if why := refusal(training, layout, able):
         raise ValueError(why)
     if training.offload == "parameters" and layout.zero != 3:

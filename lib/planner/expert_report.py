@@ -23,6 +23,7 @@ from lib.planner.experts import (
     stage_blocks,
 )
 from lib.planner.margin import HEADROOM, memory_verdict, ran_text
+from lib.planner.options import option_of
 from lib.planner.report import MOST_PLACES, ranks_text, table, wrapped
 
 AXES = ("tp", "pp", "dp", "ep")  # an option for one of these fixes the layout
@@ -161,7 +162,8 @@ def report_of_experts(
         ValueError: an impossible layout, or a choice that is not counted with experts.
     """
     if left := [name for name in asked if name not in TAKEN and asked[name] not in (1, "1f1b", False)]:
-        raise ValueError(f"{left[0]} {asked[left[0]]} is not counted with experts: choose among {', '.join(TAKEN)}")
+        ways = ", ".join(map(option_of, TAKEN))
+        raise ValueError(f"{option_of(left[0])} {asked[left[0]]} is not counted with experts: choose among {ways}")
     rows, zero, recompute = asked.get("rows", 1), asked.get("zero"), asked.get("recompute", "none")
     layout, places = None, []
     if any(axis in asked for axis in AXES):

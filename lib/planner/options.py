@@ -16,6 +16,7 @@ from lib.planner.margin import HEADROOM
 from lib.planner.sweep import SWEPT
 from lib.planner.training import GPUS, OFFLOADS, PRESET_MODELS, STACKS
 
+BEST = 3  # layouts, unless --best gives their number
 STEP_TOKENS = 4 * 2**20  # unless --batch gives a number of sequences
 SIZES = {"hidden": "d_model", "layers": "num_layers", "heads": "num_heads", "vocab": "vocab_size", "seq": "context"}
 ALL_SIZES = SIZES | {"kv-heads": "num_kv_heads", "ffn": "d_mlp", "head-dim": "head_dim"}  # option → of ModelShape
@@ -86,7 +87,7 @@ def planner_options(prog: str, about: str) -> argparse.ArgumentParser:
         metavar="PERCENT",
         help="10%%: of a GPU's memory, that a layout leaves; one that leaves less is tight, and comes last",
     )
-    search.add_argument("--best", **count, default=3, help="number of layouts to print")
+    search.add_argument("--best", **count, help=f"number of layouts to print; default: {BEST}")
     search.add_argument("--tokens", **_amount(TOKENS, "15.6T", "of the training, for its days and hours"))
     search.add_argument("--price", type=float, help="of a GPU for an hour, for the money")
     search.add_argument("--json", **on, help="plain data instead of text")
@@ -119,6 +120,12 @@ def _meant(parser: argparse.ArgumentParser, message: str) -> str:
 def options_given(args: argparse.Namespace, names: Iterable[str]) -> dict:
     """The options of these names that are given."""
     return {name: value for name in names if (value := getattr(args, name, None)) is not None}
+
+
+def option_of(field: str) -> str:
+    """The option that sets a field: `--microbatch` sets `rows`."""
+    options = {name: option for option, name in ALL_SIZES.items()} | {"rows": "microbatch"}
+    return "--" + options.get(field, field.replace("_", "-"))
 
 
 def _count(text: str) -> int:

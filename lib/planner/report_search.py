@@ -10,7 +10,7 @@ from lib.planner.choices import Choices, beyond, layout_text
 from lib.planner.libraries import LIBRARIES
 from lib.planner.margin import TIGHT, memory_verdict
 from lib.planner.report import table, wrapped
-from lib.planner.search import Planned, choices_of, compared, lacking, why_slower
+from lib.planner.search import Planned, choices_of, compared, faster_or_slower, lacking
 from lib.planner.sweep import SweptRow
 from lib.planner.training import Layout4D, Training
 
@@ -38,7 +38,7 @@ def others_text(
     for place, planned in enumerate(found, 1):
         said = f"{layout_text(planned.layout)}, {planned.memory.total / 1e9:.1f} GB, {planned.seconds.total:.2f} s"
         said += ", tight" if words_of(planned) == TIGHT else ""
-        lines.append(f"{place}. {said}" + (f": {why_slower(found[0], planned)}" if place > 1 else ""))
+        lines.append(f"{place}. {said}" + (f": {faster_or_slower(found[0], planned)}" if place > 1 else ""))
     if mine and found:
         lines.append(compared(found[0], mine, words_of(mine)))
     return wrapped([*lines, *more])

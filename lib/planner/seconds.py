@@ -108,14 +108,14 @@ def step_and_waits(training: Training, layout: Layout4D) -> tuple[Seconds, dict[
     block = block_s(training, tp, cp, rows, layout.sequence_parallel, layout.recompute, layout.every)
     layers, with_head = stage_layers(model.num_layers, pp, v, layout.schedule)
 
-    over_pp, fill_s = _over_pp(training, layout, layers, block)
     moved = _own_parameters(training, layout) * (stack.copied_bytes if layout.zero == 3 else 0)
     copies = moved / (stack.memory_share * cluster.device.memory_Bps)
     stage = layers * block.total + copies
     head = head_s(training, tp, cp, rows, layout.loss_chunks)
     ends = max(0.0, head - (layers - with_head) * block.total)  # time of the head for which all stages wait
 
-    left_s = layers * block.left_s - over_pp.hidden_s  # of a microbatch
+    over_pp, fill_s = _over_pp(training, layout, layers, block, ends)
+    left_s = max(0.0, layers * block.left_s - over_pp.hidden_s)  # of a microbatch
     over_dp = _over_dp(training, layout, layers, left_s, block.backward_share)
     updated = _own_parameters(training, layout) / (layout.shards if layout.zero else 1)
     if layout.schedule == "1f1b":
@@ -152,11 +152,14 @@ def head_s(training: Training, tp: int, cp: int, rows: int, loss_chunks: int) ->
     return matmul_s(training, flops, tokens / loss_chunks, training.model.d_model)
 
 
-def _over_pp(training: Training, layout: Layout4D, layers: float, block: BlockTime) -> tuple[AxisWait, float]:
+def _over_pp(
+    training: Training, layout: Layout4D, layers: float, block: BlockTime, ends_s: float
+) -> tuple[AxisWait, float]:
     """The messages of a microbatch between the stages of a rank and their neighbours; and those that fill a pipeline.
 
     Under 1F1B each microbatch waits twice for the mean over the p hops of a round, whichever rank it is on; in a zero
-    bubble the gradients of weights, for which no rank waits, run meanwhile. To fill and empty it, messages pass all
+    bubble the gradients of weights, for which no rank waits, run meanwhile. Messages hide behind the blocks, and while
+    all stages wait for the head, `ends_s`. To fill and empty it, messages pass all
     hops twice for each stage of a rank; in ZB-H1 four times, in ZB-V five times.
 
     Source: chapter 10, for 1F1B; the others read off `lib.pipeline.simulate` (`tests/lib/test_planner_waits.py`).
@@ -164,7 +167,7 @@ def _over_pp(training: Training, layout: Layout4D, layers: float, block: BlockTi
     v, tokens = layout.stages_per_rank, layout.rows * training.model.context / layout.cp
     payload = 2 * tokens * training.model.d_model / layout.tp
     one, hops_s = between_stages(training, payload, layout.pp, layout.tp * layout.cp * layout.dp)
-    sent, left_s = one.times(2 * v), layers * block.left_s
+    sent, left_s = one.times(2 * v), layers * block.left_s + ends_s
     if layout.schedule != "1f1b":
         weights_s = layers * (block.matmuls - block.tp.hidden_s) / 3
         return hide(sent, min(left_s, weights_s)), (5 if layout.schedule == "zb-v" else 4) * hops_s

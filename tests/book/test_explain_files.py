@@ -229,6 +229,20 @@ def test_bytes_of_torchtitan_and_deepspeed(read):
     assert asked.notes[0].startswith("not modelled: training.mixed_precision_param float32: 16 bit are counted")
 
 
+def test_processors_that_are_not_known_are_refused(read):
+    """Further values of Accelerate's `distributed_type` (utils/dataclasses.py at 16cb6eb): none is an H100."""
+    pytest.importorskip("yaml")
+    text = "compute_environment: LOCAL_MACHINE\ndistributed_type: {}\nmixed_precision: bf16\nnum_processes: 8\n{}"
+    for kind in ("MULTI_CPU", "MULTI_XPU", "MULTI_NPU", "MULTI_HPU"):
+        with pytest.raises(ValueError, match=f"{kind} is not modelled; the processors that are known here are GPUs"):
+            read(text.format(kind, ""))
+    with pytest.raises(ValueError, match="use_cpu True is not modelled"):
+        read(text.format("MULTI_GPU", "use_cpu: true\n"))
+    with pytest.raises(ValueError, match="give its degree as parallelism_config.parallelism_config_tp_size"):
+        read(text.format("TP", ""))
+    assert read(text.format("MULTI_GPU", "use_cpu: false\n")).found["zero"] == 0
+
+
 # ---- a file that names another --------------------------------------------------------------------------------------
 
 

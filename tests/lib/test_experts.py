@@ -262,7 +262,7 @@ REFUSED = {
     "--model mixtral-8x7b --gpus 64 --cp 2": "cp 2 is not counted with experts",
     "--model mixtral-8x7b --gpus 64 --schedule zb-v": "schedule zb-v is not counted with experts",
     "--model mixtral-8x7b --gpus 64 --zero-bubble": "leave out wider choices",
-    "--model mixtral-8x7b --gpus 64 --heads 8": "num_heads cannot be changed in a model with experts",
+    "--model mixtral-8x7b --gpus 64 --heads 8": "--heads cannot be changed in a model with experts",
     "--model mixtral-8x7b --gpus 64 --tokens 1T": "--tokens needs seconds, and a model with experts has no "
     "seconds: with the active parameters as a dense model",
     "--model mixtral-8x7b --gpus 64 --sweep gpus": "--sweep needs seconds, and a model with experts has no seconds",

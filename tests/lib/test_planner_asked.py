@@ -244,7 +244,7 @@ def test_the_bare_command_splits_sequences_where_the_library_can(capsys):
 
 
 def test_a_schedule_that_the_library_lacks_is_found_if_it_is_asked_for(capsys):
-    few = f"{ON_64} --batch 64 --network 1GB"
+    few = f"{ON_64} --batch 64 --network 2GB"
     assert ", zb-" not in ask(few, capsys).split("the fastest")[1].split("which Megatron-LM")[0]
     assert ", zb-" in ask(f"{few} --zero-bubble", capsys)
     pipeline = ask(f"{few} --stack fsdp", capsys)

@@ -112,7 +112,7 @@ def test_the_command_prints_a_table(what, capsys):
     ("question", "words"),
     [
         (f"{ON_64} --sweep layers", "invalid choice: 'layers' (choose from"),
-        (f"{ON_64} --sweep batch --tp 8", "--sweep searches a layout for each value: leave out tp"),
+        (f"{ON_64} --sweep batch --tp 8", "--sweep searches a layout for each value: leave out --tp"),
         ("--model llama3-8b --gpus 8 --sweep network", "8 GPUs of one node send nothing over a network"),
         ("--model llama3-8b --gpus 8 --gpu rtx4090 --sweep gpus", "give --network"),
         ("--model llama3-8b --gpus 8 --lora 16 --sweep batch", "seconds are not modelled"),

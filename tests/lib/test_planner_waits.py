@@ -14,7 +14,7 @@ from lib.pipeline.schedules.zero_bubble import zb_h1, zb_v
 from lib.pipeline.simulate import Costs, simulate
 from lib.planner import Cluster, Layout4D, Training, step_s
 from lib.planner.messages import between_stages, of_collective
-from lib.planner.seconds import step_and_waits
+from lib.planner.seconds import block_s, step_and_waits
 from lib.planner.stacks import STACKS, stack_for
 from lib.planner.training import PRESET_MODELS
 
@@ -101,6 +101,17 @@ def test_a_faster_wire_never_lengthens_a_step(runs):
         for name in RATES:
             faster = on(training, **{name: 2 * getattr(training.cluster.device, name)})
             assert total(faster, layout) <= before * (1 + 1e-9), (name, training, layout)
+
+
+def test_a_faster_memory_never_lengthens_a_step_whose_stages_are_uneven():
+    """28 blocks on 3 ranks: 10 of the middle rank, 9 and the head of the last, and the network hides nothing more."""
+    device = replace(GPUS["h100"], network_Bps=1e9)
+    run = Training(PRESET_MODELS["qwen3-0.6b"], Cluster(device, 15, 4), stack_for("megatron", "h100"), 480)
+    layout = Layout4D(1, 1, 3, 5, 2, 10)
+    faster = on(run, memory_Bps=2 * device.memory_Bps)
+    assert total(faster, layout) <= total(run, layout)
+    seconds, waits = step_and_waits(run, layout)
+    assert waits["pp"].hidden_s > 48 * 10 * block_s(run, 1, 1, 2, False, "none").left_s, "behind the head as well"
 
 
 def test_more_bytes_never_shorten_a_step(runs):
