@@ -150,7 +150,7 @@ def test_the_command_reads_a_config_with_experts(tmp_path, capsys):
     one = json.loads(answered(capsys, path, "--gpus", 64, "--ep", 8, "--json"))
     assert one["asked"]["ep"] == 8 and "num_experts 8: from num_local_experts" in one["notes"]
     assert "train.sh asks for a run" in refused(capsys, "train.sh", "--config", path, "--gpus", 64)
-    assert "d_model cannot be changed" in refused(capsys, path, "--gpus", 64, "--hidden", 8)
+    assert "--hidden cannot be changed" in refused(capsys, path, "--gpus", 64, "--hidden", 8)
     path.write_text(json.dumps(MIXTRAL | {"num_experts_per_tok": 9}))
     assert "config.json: 9 experts per token of 8" in refused(capsys, path, "--gpus", 64)
 
