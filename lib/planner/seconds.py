@@ -320,9 +320,7 @@ def _over_tp(training: Training, tp: int, tokens: float, slices: bool, recompute
         return hide(NONE, matmuls_s)
     stack, x = training.stack, 2 * tokens * training.model.d_model
     skipped = stack.stops_early and recompute == "full"  # the sum behind the matmul that is not computed again
-    exposed = (
-        1.0 if tp > training.cluster.per_node else stack.exposed_tp
-    )  # what hides a part works only inside a node
+    exposed = 1.0 if tp > training.cluster.per_node else stack.exposed_tp  # pieces overlap only inside a node
     if not slices:
         number = TP_SUMS[recompute] - skipped
         sums = of_collective(training, "all_reduce", x, tp, 1).times(number)
