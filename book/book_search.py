@@ -37,7 +37,8 @@ def missing(app, found: list[tuple[str, str, list[str]]]) -> list[str]:
     for page in {page for page, section, _ in found if section and page in app.env.found_docs}:
         tree = app.env.get_doctree(page)
         known[page] = {name for node in tree.findall(nodes.Element) for name in node.get("ids", [])}
-    return [f"{page}#{section}" for page, section, _ in found if section not in known.get(page, {section})]
+    sections = [(page, section) for page, section, _ in found if section]
+    return [f"{page}#{section}" for page, section in sections if section not in known.get(page, {section})]
 
 
 def help_search(app, pagename, templatename, context, doctree):
