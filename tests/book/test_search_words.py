@@ -94,3 +94,8 @@ def test_a_place_that_is_not_there_stops_the_build(tmp_path, words, message):
 def test_a_page_that_is_not_built_is_left_out(tmp_path):
     text = (make(tmp_path, WORDS.replace('"museum"', '"elsewhere#far"')) / "search.html").read_text(encoding="utf-8")
     assert "no-room" in text and "elsewhere" not in text
+
+
+def test_a_page_and_a_place_in_it_are_two_places(tmp_path):
+    both = WORDS + '\n[[result]]\nplace = "symptoms"\nwords = ["what is wrong"]\n'
+    assert "what is wrong" in (make(tmp_path, both) / "search.html").read_text(encoding="utf-8")
