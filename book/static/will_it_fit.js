@@ -67,7 +67,7 @@
     recompute: ["Recompute", numbers.limits.recompute],
     every: ["… one block in", [1, 2, 3, 4]],
     loss: ["Loss in pieces", doubled(1, 16)],
-    whole: ["Gradients kept whole", [["stack", "as in the stack"], [0, "no"], [2, "16 bit"], [4, "32 bit"]]],
+    whole: ["Whole gradients", [["stack", "as in the stack"], [0, "no"], [2, "16 bit"], [4, "32 bit"]]],
     search: ["Compared with", [["usual", "usual layouts"], ["all", "all"]]],
     sweep: ["Sweep", [["off", "off"], ["batch", "batch"], ["gpus", "GPUs"], ["network", "network"]]],
   };
