@@ -56,7 +56,13 @@ def program(text: str) -> str:
 
 
 def _plain(node: object) -> object:
-    """A tree as lists, the same in each version of Python: `ast.dump` prints the empty fields that a version has."""
+    """A tree as lists, the same in each version of Python.
+
+    `ast.dump` prints the empty fields that a version has; 3.12.1 ends `f"{x:{n}}"` with an empty string inside.
+    """
+    if isinstance(node, ast.JoinedStr):
+        values = [one for one in node.values if not (isinstance(one, ast.Constant) and one.value == "")]
+        node = ast.JoinedStr(values)
     if isinstance(node, list):
         return [_plain(one) for one in node]
     if not isinstance(node, ast.AST):
