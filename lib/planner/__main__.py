@@ -51,14 +51,18 @@ def main(argv: list[str] | None = None) -> None:
         parser.error(str(error))
 
 
+def refuse_not_modelled(args: argparse.Namespace) -> None:
+    """Refuse an option that would be ignored."""
+    if left_out := options_given(args, NOT_MODELLED):
+        raise ValueError(f"{next(iter(left_out))} is not modelled")
+
+
 def swept(args: argparse.Namespace, notes: Sequence[str] = ()) -> str:
     """The best layout for each value of a sweep, as text or as plain data."""
     if asked := options_given(args, Layout4D._fields):
         raise ValueError(f"--sweep searches a layout for each value: leave out {' and '.join(map(option_of, asked))}")
     if ignored := options_given(args, ("best", "tokens", "price")):
         raise ValueError(f"--sweep prints a row for each value: leave out {' and '.join(map(option_of, ignored))}")
-    if left_out := options_given(args, NOT_MODELLED):
-        raise ValueError(f"{next(iter(left_out))} is not modelled")
     training = training_asked(args, {})
     rows = sweep(training, args.sweep, choices_asked(args, training, None))
     if args.json:
@@ -69,6 +73,7 @@ def swept(args: argparse.Namespace, notes: Sequence[str] = ()) -> str:
 
 def answered(args: argparse.Namespace, notes: Sequence[str] = ()) -> str:
     """The report on the options; without seconds where they are not modelled."""
+    refuse_not_modelled(args)
     if args.sweep:
         return swept(args, notes)
     if args.lora or args.offload or args.optimizer == "muon":
@@ -103,8 +108,6 @@ def printed_memory(args: argparse.Namespace, notes: Sequence[str] = ()) -> str:
 def candidates(args: argparse.Namespace) -> tuple[Training, list[Planned], str]:
     """The training; the layout that is asked for, if one is, and the fastest of a search; how they differ, in words."""
     asked = options_given(args, Layout4D._fields)
-    if left_out := options_given(args, NOT_MODELLED):
-        raise ValueError(f"{next(iter(left_out))} is not modelled")
     training = training_asked(args, asked)
     mine = layout_asked(training, asked) if asked else None
     choices = choices_asked(args, training, mine and mine.layout)
@@ -158,16 +161,14 @@ def printed_experts(args: argparse.Namespace, shape: ExpertShape | None = None, 
     if changed := options_given(args, sizes):
         option = option_of(next(iter(changed)))
         raise ValueError(f"{option} cannot be changed in a model with experts: change its config.json")
-    if left_out := options_given(args, NOT_MODELLED):
-        raise ValueError(f"{next(iter(left_out))} is not modelled")
+    refuse_not_modelled(args)
     if others := [name for name in ("lora", "offload", "fp8", "whole_gradient_bytes") if getattr(args, name)]:
-        option = others[0].replace("whole_gradient_bytes", "whole-gradients")
-        raise ValueError(f"--{option} is not modelled for a model with experts: leave it out")
+        raise ValueError(f"{option_of(others[0])} is not modelled for a model with experts: leave it out")
     if args.context_parallel or args.zero_bubble or args.all_choices:
         raise ValueError("layouts with experts are searched over tp, pp, dp and ep only: leave out wider choices")
     if timed := [name for name in ("sweep", "tokens", "price") if getattr(args, name)]:
         raise ValueError(
-            f"--{timed[0]} needs seconds, and a model with experts has {NO_SECONDS_OF_EXPERTS}; leave it out"
+            f"{option_of(timed[0])} needs seconds, and a model with experts has {NO_SECONDS_OF_EXPERTS}; leave it out"
         )
     if args.best:
         raise ValueError(

@@ -124,7 +124,8 @@ def options_given(args: argparse.Namespace, names: Iterable[str]) -> dict:
 
 def option_of(field: str) -> str:
     """The option that sets a field: `--microbatch` sets `rows`."""
-    options = {name: option for option, name in ALL_SIZES.items()} | {"rows": "microbatch"}
+    options = {name: option for option, name in ALL_SIZES.items()}
+    options |= {"rows": "microbatch", "whole_gradient_bytes": "whole-gradients"}
     return "--" + options.get(field, field.replace("_", "-"))
 
 

@@ -134,6 +134,7 @@ REFUSED = {  # question → what the one sentence says
     "--model llama3-8b-fp8 --gpus 8": "keeping weights in FP8 is not modelled",
     f"{ON_8} --fp8 --gpu a100": "the a100 has no FP8: leave it out, or choose a GPU that has it, such as h100",
     f"{ON_8} --fp4": "FP4 is not modelled",
+    f"{ON_8} --lora 16 --fp4": "FP4 is not modelled",
     f"{ON_8} --model llama-7b-lora": "LoRA is no part of a name; it is an option of python -m lib.planner",
     f"{ON_8} --offload": "expected one argument",
     f"{ON_8} --experts 8": "a mixture of experts is not modelled",
