@@ -35,7 +35,7 @@ from lib.planner.choices import (  # noqa: F401 the old place of most of them
     with_recomputation,
 )
 from lib.planner.least import least_step_s
-from lib.planner.margin import TIGHT, TOO_LARGE
+from lib.planner.margin import TIGHT, TOO_LARGE, memory_verdict
 from lib.planner.memory import (  # noqa: F401 the old place of most of them
     Bytes,
     bytes_of_rank,
@@ -103,7 +103,7 @@ def _fastest(training: Training, choices: Choices, best: int) -> list[Planned]:
 
 
 def _is_tight(training: Training, choices: Choices, memory: Bytes) -> bool:
-    return memory.total > (1 - choices.headroom) * training.room_bytes
+    return memory_verdict(memory.total, training.room_bytes, choices.headroom) == TIGHT
 
 
 def recommended(training: Training, choices: Choices | None = None, best: int = 3) -> tuple[list[Planned], Choices]:
