@@ -31,6 +31,12 @@ from lib.planner.training import Layout4D, Training
 
 WIDTH, MOST_GANTT_ROWS = 100, 8
 MOST_PLACES = 16  # of a pipeline that are listed
+SENT = {  # along each axis of a training
+    "tp": "activations",
+    "cp": "keys and values",
+    "dp": "gradients, parameters",
+    "pp": "activations, their gradients",
+}
 KINDS = {"parameters": "parameter", "gradients": "gradient", "optimizer": "optimizer", "activations": "activation"}
 
 
@@ -317,13 +323,11 @@ def _place(training: Training, layout: Layout4D, place: int) -> dict:
 
 def _sends(training: Training, layout: Layout4D) -> list[dict]:
     """What each axis sends, where, and how long; how much of that hides, and how much is latency."""
-    waits, inner = step_and_waits(training, layout)[1], layout.tp * layout.cp
-    sends, of = [], {"tp": (layout.tp, "activations"), "cp": (inner, "keys and values")}
-    of |= {"dp": (inner * layout.dp, "gradients, parameters"), "pp": (layout.gpus, "activations, their gradients")}
-    for axis, (reach, what) in of.items():
+    waits, sends = step_and_waits(training, layout)[1], []
+    for axis, what in SENT.items():
         wait, messages = waits[axis], waits[axis].messages
         if messages.bytes:
-            where = "inside a node" if reach <= training.cluster.per_node else "between nodes"
+            where = training.cluster.where(layout.group(axis)[1])
             times = {"seconds": messages.seconds, "latency_s": messages.latency_s, "hidden_s": wait.hidden_s}
             each = {"calls": None, "bytes": (messages.bytes, messages.bytes), "where": where}
             sends.append({"what": f"{axis}: {what}", **each, **times})

@@ -43,6 +43,10 @@ class Cluster:
         network = (self.device.network_Bps or 0) * stack.network_share
         return min(link, on_a_node * network)
 
+    def where(self, consecutive: int) -> str:
+        """Whether messages among so many consecutive ranks leave a node, in words."""
+        return "inside a node" if consecutive <= self.per_node else "between nodes"
+
 
 OFFLOADS = "optimizer", "parameters"
 NO_SECONDS = {
@@ -149,6 +153,15 @@ class Layout4D(NamedTuple):
     @property
     def gpus(self) -> int:
         return self.tp * self.cp * self.pp * self.dp
+
+    def group(self, axis: str) -> tuple[int, int]:
+        """Ranks that send to each other along an axis, and the consecutive ranks among which they are.
+
+        Along dp they are all that share gradients, with the ranks of cp.
+        """
+        inner = self.tp * self.cp
+        groups = {"tp": (self.tp, self.tp), "cp": (self.cp, inner), "pp": (self.pp, self.gpus)}
+        return (groups | {"dp": (self.dp * self.cp, inner * self.dp)})[axis]
 
     def microbatches(self, global_batch: int) -> float:
         """m of a step."""

@@ -74,14 +74,8 @@ def _cause_of_messages(axis: str, now: PlacedTraining, then: AxisWait, wait: Axi
 
 def _steps(axis: str, of: PlacedTraining) -> tuple[int, str]:
     """Steps of a ring on this axis, and whether it leaves a node."""
-    x, inner = of.layout, of.layout.tp * of.layout.cp
-    ranks, reach = {
-        "tp": (x.tp, x.tp),
-        "cp": (x.cp, inner),
-        "dp": (x.dp * x.cp, inner * x.dp),
-        "pp": (x.pp, x.gpus),
-    }[axis]
-    return ranks - 1, "between nodes" if reach > of.training.cluster.per_node else "inside a node"
+    ranks, consecutive = of.layout.group(axis)
+    return ranks - 1, of.training.cluster.where(consecutive)
 
 
 def _short(x: float) -> str:
