@@ -108,7 +108,8 @@ def step_and_waits(training: Training, layout: Layout4D) -> tuple[Seconds, dict[
     block = block_s(training, tp, cp, rows, layout.sequence_parallel, layout.recompute, layout.every)
     layers, with_head = stage_layers(model.num_layers, pp, v, layout.schedule)
 
-    moved = _own_parameters(training, layout) * (stack.copied_bytes if layout.zero == 3 else 0)
+    mine = _own_parameters(training, layout)
+    moved = mine * (stack.copied_bytes if layout.zero == 3 else 0)
     copies = moved / (stack.memory_share * cluster.device.memory_Bps)
     stage = layers * block.total + copies
     head = head_s(training, tp, cp, rows, layout.loss_chunks)
@@ -116,8 +117,8 @@ def step_and_waits(training: Training, layout: Layout4D) -> tuple[Seconds, dict[
 
     over_pp, fill_s = _over_pp(training, layout, layers, block, ends)
     left_s = max(0.0, layers * block.left_s - over_pp.hidden_s)  # of a microbatch
-    over_dp = _over_dp(training, layout, layers, left_s, block.backward_share)
-    updated = _own_parameters(training, layout) / (layout.shards if layout.zero else 1)
+    over_dp = _over_dp(training, layout, mine, layers, left_s, block.backward_share)
+    updated = mine / (layout.shards if layout.zero else 1)
     if layout.schedule == "1f1b":
         bubble = (pp - 1) / v * stage
     else:
@@ -195,13 +196,16 @@ def keeps_whole_gradients(training: Training, layout: Layout4D) -> bool:
     return is_sharded and training.stack.whole_gradient_bytes > 0 and layout.microbatches(training.global_batch) > 1
 
 
-def _over_dp(training: Training, layout: Layout4D, layers: float, left_s: float, of_backward: float) -> AxisWait:
+def _over_dp(
+    training: Training, layout: Layout4D, mine: float, layers: float, left_s: float, of_backward: float
+) -> AxisWait:
     """Gradients and parameters in a step, over the data-parallel ranks.
 
     Args:
+        mine: parameters that a rank computes with.
         left_s: computation of a microbatch that has hidden nothing yet, of which a part, `of_backward`, is in backward.
     """
-    stack, recipe, mine = training.stack, training.stack.recipe, _own_parameters(training, layout)
+    stack, recipe = training.stack, training.stack.recipe
     m = layout.microbatches(training.global_batch)
 
     def gather(itemsize: int, calls: float) -> Messages:  # a reduce-scatter takes the same time
