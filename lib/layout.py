@@ -214,9 +214,9 @@ def _possible(others: Mapping[str, object], microbatches: int, worlds: set[int])
     return layouts
 
 
-def one_of(numbers: Iterable[int]) -> str:
-    """`1, 2 or 4`."""
-    *most, last = map("{:,}".format, numbers)
+def one_of(values: Iterable[int | str]) -> str:
+    """`1, 2 or 4`; words as they are."""
+    *most, last = (value if isinstance(value, str) else f"{value:,}" for value in values)
     return f"{', '.join(most)} or {last}" if most else last
 
 

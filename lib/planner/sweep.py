@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from lib.layout import one_of
 from lib.planner.choices import Choices, layout_text
 from lib.planner.search import Planned, recommended
 from lib.planner.training import Training
@@ -92,7 +93,7 @@ def _searched(value: float, training: Training, choices: Choices | None) -> Swep
 def _values(training: Training, what: str) -> list[tuple[float, Training]]:
     ways: dict[str, Callable] = {"batch": _batches, "gpus": _numbers_of_gpus, "network": _networks}
     if what not in ways:
-        raise ValueError(f"no sweep over {what}: choose {', '.join(SWEPT[:-1])} or {SWEPT[-1]}")
+        raise ValueError(f"no sweep over {what}: choose {one_of(SWEPT)}")
     return ways[what](training)
 
 

@@ -32,8 +32,7 @@ def nothing_fits(training: Training, choices: Choices, sizes: dict[Layout4D, flo
     else:
         why, ways = _uncut(training), _larger(training, choices)
     ways = ways or _other_batch(training, choices) or _shorter(training, choices)
-    *more, last = ways or ["a GPU with more memory"]
-    return f"{why}; use {', '.join(more)} or {last}" if more else f"{why}; use {last}"
+    return f"{why}; use {one_of(ways or ['a GPU with more memory'])}"
 
 
 def _too_large(training: Training, sizes: dict[Layout4D, float]) -> str:
