@@ -32,6 +32,8 @@ def add_static_folders(app):
     # Not the usual _static/: Jupyter Book loads every script it finds there on every page.
     app.config.html_static_path += [str(HERE / "static"), str(HERE / "vendor")]
     app.add_css_file("book.css", priority=900)  # after the theme's own
+    for script in ("sidebar.js", "open_folds.js"):
+        app.add_js_file(script, loading_method="defer")
 
 
 def set_theme_options(app, config):
@@ -132,11 +134,6 @@ def description(doctree: nodes.document) -> str:
     return lead if len(lead) <= LONGEST else lead[:LONGEST].rsplit(" ", 1)[0].rstrip(",;:.") + " …"
 
 
-def walk_sidebar(app, pagename, templatename, context, doctree):
-    """The page one reads is in view in the sidebar, and pages that were read bear a mark."""
-    app.add_js_file("sidebar.js", loading_method="defer")
-
-
 def share_sidebar(drawn: dict):
     """The theme draws the sidebar anew for each page; the same one goes beside all source pages of a folder."""
 
@@ -164,11 +161,6 @@ def walk_chapters(app, pagename, templatename, context, doctree):
             context[name] = {"link": link, "title": escape(app.env.titles[chapters[place]].astext())}
         elif name == "prev":
             context[name] = None
-
-
-def open_folds(app, pagename, templatename, context, doctree):
-    """A link into a fold opens it, on every page."""
-    app.add_js_file("open_folds.js", loading_method="defer")
 
 
 def offer_pictures(app, pagename, templatename, context, doctree):
@@ -307,8 +299,6 @@ def setup(app):
     app.connect("doctree-resolved", offer_links)
     app.connect("html-page-context", describe, priority=400)  # before the extension that writes the og: tags
     app.connect("html-page-context", share_sidebar({}), priority=400)  # before the theme, which calls it
-    app.connect("html-page-context", walk_sidebar)
-    app.connect("html-page-context", open_folds)
     app.connect("html-page-context", walk_chapters)
     app.connect("html-page-context", offer_pictures)
     app.connect("html-page-context", lay_on_paper)

@@ -23,7 +23,6 @@ from lib.planner import choices, least, margin, messages, search, seconds, sweep
 from lib.planner.evidence import EVIDENCE, OF_MEMORY, evidence_on, percent, read_evidence
 from lib.planner.expert_report import HOW_COUNTED, NO_ERROR_OF_EXPERTS
 from lib.planner.experts import NO_SECONDS_OF_EXPERTS
-from lib.planner.fp8 import CALIBRATED_IN_8_BIT, SPEEDUPS, WITHOUT_FP8
 from lib.planner.libraries import LIBRARIES
 from lib.planner.training import GPUS, NO_SECONDS, PRESET_MODELS, STACKS, Cluster, Stack, Training, stack_for
 
@@ -120,7 +119,6 @@ def numbers() -> dict:
         "per_node": Cluster.per_node,
         "evidence": read_evidence(),
         "errors": errors_said(),
-        "fp8": {"speedups": SPEEDUPS, "calibrated": CALIBRATED_IN_8_BIT, "without": sorted(WITHOUT_FP8)},
         "limits": {
             "rows": choices.MOST_ROWS,
             "stages_per_rank": choices.MOST_STAGES_PER_RANK,

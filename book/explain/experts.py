@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from book.explain.files import read_text
-from book.explain.models import read_config, shape_of
+from book.explain.models import read_config, shape_of, text_part
 from book.explain.tables import FOREIGN
 from lib.cost.experts import ExpertShape, LatentAttention
 from lib.cost.sizes import ModelShape
@@ -39,7 +39,7 @@ def config_with_experts(words: Sequence[str]) -> str | None:
     except ValueError:
         return None
     is_model = isinstance(config, dict) and "base_model" not in config
-    return words[0] if is_model and _merged(config).get("model_type") in TABLE["families"] else None
+    return words[0] if is_model and text_part(config).get("model_type") in TABLE["families"] else None
 
 
 def expert_shape_of(config: Mapping[str, Any], tokens: int | None = None) -> tuple[ExpertShape, list[str]] | None:
@@ -48,7 +48,7 @@ def expert_shape_of(config: Mapping[str, Any], tokens: int | None = None) -> tup
     Raises:
         ValueError: a size that is missing or no number, or blocks of a kind that is not counted.
     """
-    given = _merged(config)
+    given = text_part(config)
     kind = given.get("model_type")
     if not isinstance(kind, str) or kind not in TABLE["families"]:
         return None
@@ -93,11 +93,6 @@ def expert_shape_of(config: Mapping[str, Any], tokens: int | None = None) -> tup
     return shape, own + notes
 
 
-def _merged(config: Mapping[str, Any]) -> dict[str, Any]:
-    inner = config.get("text_config")
-    return {**config, **inner} if isinstance(inner, dict) else dict(config)
-
-
 def _size(given: Mapping[str, Any], key: str, least: int = 1) -> int:
     whole_number(key, given[key], least)
     return given[key]
@@ -108,7 +103,7 @@ def _shared_and_dense(given: Mapping[str, Any], layers: int) -> tuple[int, tuple
     numbers = {"n_shared_experts": 0, "first_k_dense_replace": 0, "decoder_sparse_step": 1, "moe_layer_freq": 1}
     for key, usual in numbers.items():
         if given.get(key) is not None:
-            numbers[key] = _size(given, key, min(usual, 1))
+            numbers[key] = _size(given, key, usual)
     if (frequency := numbers["moe_layer_freq"]) != 1:
         raise ValueError(
             f"moe_layer_freq {frequency} is not counted: only 1, experts in each block after the dense ones"

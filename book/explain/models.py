@@ -40,10 +40,16 @@ def read_config(path: str | Path, tokens: int | None = None, read: Callable | No
     raise ValueError(f"{path} must be a JSON object, as Hugging Face writes it, not a {type(config).__name__}")
 
 
+def text_part(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of a model of text; where one of images has these inside, they are taken out and come before its own."""
+    outer = {key: value for key, value in config.items() if key != "text_config"}
+    inner = config.get("text_config")
+    return outer | inner if isinstance(inner, dict) else outer
+
+
 def shape_of(config: Mapping[str, Any], tokens: int | None = None) -> tuple[ModelShape, list[str]]:
     """The same for a config that is read already."""
-    table, inner = FOREIGN["config"], config.get("text_config")
-    config = {**config, **inner} if isinstance(inner, dict) else dict(config)
+    table, config = FOREIGN["config"], text_part(config)
     refuse_keys(config)
     kind = config.get("model_type")
     family, (bias, biased) = _family(kind)

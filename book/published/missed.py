@@ -48,21 +48,20 @@ def all_missed() -> dict[str, dict]:
 def _missed(errors: Iterable[tuple[Prediction, float]]) -> dict:
     """Of predictions and their errors."""
     errors = list(errors)
-    calibrating = [one for one, _ in errors if one.evidence == "calibrated"]
-    known = {one.configuration for one in calibrating}
-    counted = {id(one): abs(error) for one, error in errors if one.configuration not in known}
-    ones = [one for one, _ in errors if id(one) in counted]
     if not errors:
         return {}
-    medians = [
-        statistics.median(counted[id(one)] for one in ones if one.configuration == same)
-        for same in dict.fromkeys(one.configuration for one in ones)
-    ]
+    calibrating = [one for one, _ in errors if one.evidence == "calibrated"]
+    known = {one.configuration for one in calibrating}
+    counted = [(one, abs(error)) for one, error in errors if one.configuration not in known]
+    copies: dict[tuple, list[float]] = {}  # configuration → the errors of its runs
+    for one, error in counted:
+        copies.setdefault(one.configuration, []).append(error)
+    medians = [statistics.median(same) for same in copies.values()]
     return {
-        "runs": len(ones),
-        "configurations": len(medians),
+        "runs": len(counted),
+        "configurations": len(copies),
         "median": round(statistics.median(medians), 4) if medians else None,
-        "worst": round(max(counted.values()), 4) if counted else None,
-        "in_view": sum(one.evidence == "in view" for one in ones),
+        "worst": round(max(error for _, error in counted), 4) if counted else None,
+        "in_view": sum(one.evidence == "in view" for one, _ in counted),
         "calibrating": [one.id for one in calibrating],
     }

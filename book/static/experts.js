@@ -9,8 +9,6 @@ const withExperts = ({ models, table, no_seconds: noSeconds, no_error: noError, 
   const sum = (numbers) => numbers.reduce((a, b) => a + b, 0);
   const places = (from, to) => Array.from({ length: Math.max(0, to - from) }, (_, i) => from + i);
   const gcd = (a, b) => (b ? gcd(b, a % b) : a);
-  const divisors = (n) => places(1, n + 1).filter((one) => n % one === 0);
-  const oneOf = (numbers) => [numbers.slice(0, -1).join(", "), numbers.at(-1)].filter((one) => one !== "").join(" or ");
 
   // ---- A config.json ----
   const size = (given, key, least = 1) => {

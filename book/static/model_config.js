@@ -37,7 +37,8 @@ const modelConfig = (tables, presets) => {
       throw new Error(`This is not JSON: ${error.message}`);
     }
     if (!isObject(config)) throw new Error("This must be a JSON object, as Hugging Face writes it.");
-    return isObject(config.text_config) ? { ...config, ...config.text_config } : config;
+    const { text_config: inner, ...outer } = config; // of a model of images and text, the text
+    return isObject(inner) ? { ...outer, ...inner } : outer;
   };
   const first = (patterns, said) => Object.entries(patterns).find(([one]) => new RegExp(one).test(said))?.[1] ?? "";
   // What a key that is no size changes, or nothing said of it; undefined if it has no effect. Some are refused.

@@ -2,7 +2,7 @@
 //
 // Choices are an object with the fields of Python's Choices, and come from there: those of each library, and all.
 
-const plannerChoices = (of, { axes, ofNode, upTo, powers }) => {
+const plannerChoices = (of, { axes, ofNode, powers }) => {
   const { limits, stack, layers, gpus, batch, hasEvenStages } = of;
   const usual = limits.choices.usual[stack.library], all = limits.choices.all;
 

@@ -3,12 +3,7 @@
 const plannerLayouts = (of) => {
   const { limits, gpus, perNode, batch, layers, heads, keyHeads, s, hasEvenStages } = of;
 
-  const upTo = (n) => Array.from({ length: n }, (_, i) => i + 1);
   const powers = (most) => upTo(Math.floor(Math.log2(most)) + 1).map((k) => 2 ** (k - 1));
-  const divisors = (n) => {
-    const small = upTo(Math.floor(Math.sqrt(n))).filter((k) => n % k === 0);
-    return [...new Set([...small, ...small.map((k) => n / k).reverse()])];
-  };
   const mostTp = Math.min(heads, limits.nodes_of_tp * perNode);
   const sharesHeads = (n) => n <= mostTp && heads % n === 0 && (keyHeads % n === 0 || n % keyHeads === 0);
   const ofNode = (tp) => Math.max(1, Math.floor(perNode / tp)); // data-parallel ranks, over which HSDP shards
@@ -78,5 +73,5 @@ const plannerLayouts = (of) => {
       again, layout.loss_chunks > 1 && `loss in ${layout.loss_chunks}`, schedule !== "1f1b" && schedule,
     ].filter(Boolean).join(", ");
   };
-  return { axes, refusal, layoutText, ofNode, upTo, powers, divisors };
+  return { axes, refusal, layoutText, ofNode, powers };
 };

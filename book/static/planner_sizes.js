@@ -5,6 +5,12 @@
 const many = new Intl.NumberFormat("en").format; // 16,384
 const oneOf = (ns) => new Intl.ListFormat("en-GB", { type: "disjunction" }).format(ns.map(String)); // 1, 2 or 4
 
+const upTo = (n) => Array.from({ length: n }, (_, i) => i + 1); // 1, 2, …, n
+const divisors = (n) => {
+  const small = upTo(Math.floor(Math.sqrt(n))).filter((k) => n % k === 0);
+  return [...new Set([...small, ...small.map((k) => n / k).reverse()])];
+};
+
 // A recipe with the states of an optimizer.
 const recipeOf = (recipe, [ofBlock]) => ({ ...recipe, state_bytes: ofBlock });
 

@@ -1,6 +1,6 @@
 // Why no layout fits, and what would help, each of it tried: lib/planner/ways_out.py for a page without Python.
 
-const plannerWaysOut = (of, room, { layoutsOf }, { powers, upTo, divisors, layoutText }) => {
+const plannerWaysOut = (of, room, { layoutsOf }, { powers, layoutText }) => {
   const { training, limits, model, device, gpus, perNode, batch, layers, heads, s } = of;
   const withChanges = (changes) => planner({ ...training, ...changes }, limits), gb = (bytes) => (bytes / 1e9).toFixed(1);
   const first = (values, changes, choices) =>
@@ -57,8 +57,7 @@ const plannerWaysOut = (of, room, { layoutsOf }, { powers, upTo, divisors, layou
     if (!ways.length) ways = otherBatch(choices);
     if (!ways.length) ways = shorter(choices);
     if (!ways.length) ways = ["a GPU with more memory"];
-    const [last, ...rest] = ways.reverse();
-    return `${why}; use ${rest.length ? `${rest.reverse().join(", ")} or ${last}` : last}`;
+    return `${why}; use ${oneOf(ways)}`;
   };
   return { nothing };
 };

@@ -375,7 +375,7 @@
       say(word, `${size} ${stepOf(`A step takes ${time}${rest}.`)}`);
     }
 
-    for (const name of [".bars", ".errors", ".kinds", ".answers"]) part(name).hidden = refusal !== null;
+    for (const name of [".bars", ".errors", ".kinds"]) part(name).hidden = refusal !== null;
     const missed = errorsOf(training, numbers); // as the command has them behind the same numbers
     part(".errors").innerHTML = [`${gb(own.bytes)}${missed.memory}.`,
       of.noSeconds ? "" : `${sec(own.stepS)}${missed.seconds}.`].filter(Boolean).map((one) => `<small>${one}</small>`).join("");

@@ -12,7 +12,7 @@ const messagesTable = (sends) => {
       <td><div aria-hidden="true"><i class="hides" ${width(hidden)}></i><i class="comm" ${width(waited)}></i></div>
       <small>latency ${short(latency)}</small></td><td>${short(hidden)}</td><td>${short(waited)}</td></tr>`;
   };
-  return `<table><thead><tr><th scope="col">Sent by a GPU in a step</th><th scope="col">GB</th>
+  return `<div class="pst-scrollable-table-container" tabindex="0"><table><thead><tr><th scope="col">Sent by a GPU in a step</th><th scope="col">GB</th>
     <th scope="col">seconds:</th><th scope="col"><i class="hides"></i>hidden</th>
-    <th scope="col"><i class="comm"></i>waited</th></tr></thead><tbody>${sends.map(row).join("")}</tbody></table>`;
+    <th scope="col"><i class="comm"></i>waited</th></tr></thead><tbody>${sends.map(row).join("")}</tbody></table></div>`;
 };

@@ -25,7 +25,7 @@ const sweepFigure = (what, rows, sec) => {
       say(ordered[0].value)} to ${say(ordered.at(-1).value)} ${unit}; the numbers are in the table below">
     <line class="mark" x1="${left - 20}" x2="${width - right + 20}" y1="${floor}" y2="${floor}"/>
     <polyline points="${line}"/>${dots.join("")}${marks.join("")}</svg></figure>
-    <div class="rows"><table><thead><tr><th scope="col">${unit}</th><th scope="col">step</th>
-    <th scope="col">tokens/s/GPU</th><th scope="col">GB</th><th scope="col">layout</th></tr></thead>
+    <div class="pst-scrollable-table-container" tabindex="0"><table><thead><tr><th scope="col">${unit}</th>
+    <th scope="col">step</th><th scope="col">tokens/s/GPU</th><th scope="col">GB</th><th scope="col">layout</th></tr></thead>
     <tbody>${body.join("")}</tbody></table></div>`;
 };

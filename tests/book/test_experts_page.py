@@ -25,7 +25,7 @@ from lib.planner.experts import (
 from lib.planner.margin import memory_verdict
 from lib.planner.training import STACKS, Cluster, Training, stack_for
 from tests.book.book_project import BOOK, violations
-from tests.book.test_explain_experts import BAD, COUNTED, MORE
+from tests.book.test_explain_experts import BAD, COUNTED, MORE, inside_of_images
 from tests.book.test_will_it_fit import NUMBERS, extension, page_at, tried, typed, verdict, wrong  # noqa: F401
 
 START = """const config = modelConfig(numbers.foreign, Object.keys(numbers.models));
@@ -151,6 +151,7 @@ def test_a_config_is_read_as_python_reads_it(page):
     configs = [one["config"] for one in COUNTED.values()] + [some_config(rng) for _ in range(400)]
     configs += [config for config, _ in BAD.values()]
     configs += [one["config"] | MORE[one["config"]["model_type"]] for one in COUNTED.values()]
+    configs += [inside_of_images(one["config"]) for one in COUNTED.values()]
     cases = [[json.dumps(one), rng.choice((None, 4096))] for one in configs]
     what = """(([text, tokens]) => {
         const said = of.read(text, tokens);

@@ -61,6 +61,20 @@ def test_as_many_parameters_as_transformers_counts(name):
     assert not any("not understood" in note for note in notes), notes
 
 
+def inside_of_images(config: dict) -> dict:
+    """A config of images and text, whose text is this model."""
+    return {"model_type": "llava", "vision_config": {"depth": 32}, "text_config": config}
+
+
+@pytest.mark.parametrize("config", [MIXTRAL, QWEN, GPT_OSS, DEEPSEEK], ids=lambda config: config["model_type"])
+def test_the_text_part_of_a_model_of_images_is_the_same_model(config):
+    shape, notes = expert_shape_of(inside_of_images(config))
+    alone, plain = expert_shape_of(config)
+    more = [note for note in notes if note not in plain]
+    assert shape == alone and set(plain) < set(notes)
+    assert len(more) == 1 and more[0].startswith("not modelled: vision_config: parameters, activations and tokens")
+
+
 @pytest.mark.parametrize("name", EXPERT_MODELS)
 def test_a_preset_is_what_its_config_says(name):
     """Kimi K2's config has `deepseek_v3`."""

@@ -96,6 +96,14 @@ def test_a_page_that_is_not_built_is_left_out(tmp_path):
     assert "no-room" in text and "elsewhere" not in text
 
 
+def test_each_page_of_the_file_is_a_page_of_the_book():
+    """A build leaves out pages that it does not have, because it may be of a few chapters."""
+    extension = load("book_search")
+    pages = {page for page, *_ in extension.results(extension.WORDS.read_text(encoding="utf-8"))}
+    lost = [page for page in pages if not any((BOOK.parent / f"{page}.{kind}").exists() for kind in ("md", "ipynb"))]
+    assert len(pages) > 10 and lost == []
+
+
 def test_a_page_and_a_place_in_it_are_two_places(tmp_path):
     both = WORDS + '\n[[result]]\nplace = "symptoms"\nwords = ["what is wrong"]\n'
     assert "what is wrong" in (make(tmp_path, both) / "search.html").read_text(encoding="utf-8")

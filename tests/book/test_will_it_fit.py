@@ -925,6 +925,16 @@ def test_on_a_phone_the_verdict_and_the_bars_stay_in_sight(page_at, mode):
     assert violations(page) == []
 
 
+def test_on_a_narrow_phone_tables_scroll_in_boxes_that_show_it(page_at):
+    page = page_at("?gpus=64&tp=4&pp=4&b=1&sweep=batch", width=320)
+    assert page.evaluate("document.documentElement.scrollWidth") <= 320
+    for name in (".messages", ".sweep"):
+        box = page.locator(f"{name} div:has(> table)")
+        assert box.evaluate("one => one.scrollWidth > one.clientWidth"), name
+        assert "gradient" in box.evaluate("one => getComputedStyle(one).backgroundImage"), name
+    assert violations(page) == []
+
+
 @pytest.mark.parametrize("mode", ["light", "dark"])
 def test_on_a_desk_all_is_on_one_screen(page_at, mode):
     page = page_at("?gpus=64&tp=4&pp=4&b=1", mode=mode)
