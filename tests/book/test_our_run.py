@@ -1,13 +1,12 @@
 """The run that goes through the book: its road is the one that the chapters tell, and its picture shows it to scale."""
 
-import re
 from itertools import pairwise
 
 import pytest
 
 from book.our_run import KINDS, RUN, STATIONS, our_run, road
 from lib.planner import best_layouts, memory_bytes, step_s
-from tests.book.drawn import check_words, texts
+from tests.book.drawn import check_words, painted, parse, paths, texts
 
 
 def test_what_the_chapters_tell():
@@ -31,21 +30,59 @@ def test_numbers_are_those_of_the_planner():
     assert gpipe.memory_bytes - after.memory_bytes == pytest.approx((m / in_flight - 1) * kept)
 
 
-@pytest.mark.parametrize("after", STATIONS)
-def test_its_picture(after):
-    figure = our_run(after)
-    said = " ".join(texts(figure))
-    assert f"{STATIONS[after].memory_bytes / 1e9:,.0f} GB" in said in said
-    assert ("53 minutes" if after == 1 else f"{STATIONS[after].step_s:.1f} s") in said
-    assert ("it fits" in said) == STATIONS[after].fits and "before this chapter" not in said
-    assert STATIONS[after].words in figure.alt
+PAIRS = [(after, None) for after in STATIONS] + [(after, since) for since, after in pairwise(STATIONS)]
+
+
+def circles(svg):
+    """(x, y, whether it is filled) of the stops of both lanes, from left to right."""
+    found = []
+    for box, own in painted(parse(svg)):
+        if box.tag == "rect" and float(own["rx"]) == float(own["width"]) / 2:
+            half = float(own["rx"])
+            found.append((float(own["x"]) + half, float(own["y"]) + half, "panel" not in own["fill"]))
+    return found[: len(found) // 2], found[len(found) // 2 :]
+
+
+@pytest.mark.parametrize(("after", "since"), PAIRS)
+def test_its_picture(after, since):
+    figure, one = our_run(after, since=since), STATIONS[after]
+    finding = texts(figure)[0]
+    assert f"{one.memory_bytes / 1e9:,.0f} GB" in finding
+    assert ("53 minutes" if after == 1 else f"{one.step_s:.1f} s") in finding
+    assert finding.startswith("It fits") == one.fits and ("now" in finding) == (since in (4, 6, 8))
+    assert one.words in figure.alt and finding in figure.alt
     check_words(figure.svg)
+    check_words(figure.narrow)
 
 
-def test_it_is_compared_with_an_earlier_one():
-    said, change = " ".join(texts(our_run(6, since=5))), STATIONS[6].step_s - STATIONS[5].step_s
-    assert "before this chapter" in said and "too much" in said and f"(−{-change:.1f})" in said
-    assert "it fits now" in " ".join(texts(our_run(7, since=6)))
+def test_what_a_stop_shows():
+    """Filled fits, above the line is too large, and a lane has the order of its numbers."""
+    for svg in (our_run(12).svg, our_run(12).narrow):
+        memory, seconds = circles(svg)
+        assert len(memory) == len(seconds) == len(STATIONS)
+        limit = next(line for line in paths(svg, stroke="bad")).middle[1]
+        for one, (x, y, is_filled), (same_x, _, also) in zip(STATIONS.values(), memory, seconds, strict=True):
+            assert x == same_x and is_filled == also == one.fits == (y > limit)
+        for lane, of in ((memory, "memory_bytes"), (seconds, "step_s")):
+            heights = {getattr(one, of): y for one, (_, y, _) in zip(STATIONS.values(), lane, strict=True)}
+            assert [y for _, y in sorted(heights.items())] == sorted(heights.values(), reverse=True)
+
+
+def test_a_bracket_has_the_difference_from_one_stop_to_the_next():
+    figure = our_run(7, since=6)
+    was, now = STATIONS[6], STATIONS[7]
+    assert f"−{was.step_s - now.step_s:.1f} s" in texts(figure)
+    assert f"−{(was.memory_bytes - now.memory_bytes) / 1e9:.0f} GB" in texts(figure)
+    assert f"÷ {STATIONS[3].memory_bytes / STATIONS[4].memory_bytes:.2g}" in texts(our_run(4, since=3))
+    for lane, bracket in zip(circles(figure.svg), paths(figure, stroke="text"), strict=True):
+        (*_, (_, start, _), (_, end, _)), (_, top, _, bottom) = lane, bracket.box
+        assert sorted((start, end)) == pytest.approx([top, bottom], abs=0.2)
+
+
+def test_what_is_equal_has_no_bracket():
+    equal = our_run(3, since=1), our_run(9, since=8)  # the same memory; the same seconds
+    assert [len(paths(figure, stroke="text")) for figure in equal] == [1, 1]
+    assert not paths(our_run(9), stroke="text")
 
 
 def test_a_road_goes_on_with_layouts_of_ours():
@@ -55,19 +92,8 @@ def test_a_road_goes_on_with_layouts_of_ours():
     assert sum(rows["again"].values()) == pytest.approx(last.step_s) and list(rows)[-1] == "without a cut, too large"
 
 
-def test_a_legend_names_what_a_bar_has():
+def test_a_caption_names_the_parts_of_a_step():
     for after, one in STATIONS.items():
-        said = texts(our_run(after))
         for kind, words in KINDS.items():
-            assert (words in said) == (one.seconds[kind] > 0), (after, kind)
-
-
-def test_a_line_of_before_that_leaves_the_axis_is_torn_and_says_its_number():
-    assert "1,333 GB before" in texts(our_run(4, since=3)) and "247 GB before" in texts(our_run(5, since=4))
-    assert not [words for words in texts(our_run(6, since=5)) if words.endswith("GB before")], "it is on the axis"
-
-    def lines(figure):  # of before, on the first of its two drawings
-        wide = figure.svg.partition("</svg>")[0]
-        return len(re.findall(r'<rect[^>]*height="5"[^>]*>', wide))
-
-    assert lines(our_run(4, since=3)) - lines(our_run(6, since=5)) == 2
+            said = f"{one.seconds[kind]:.1f} s {words}" in our_run(after).caption
+            assert said == (one.seconds[kind] > 0 and after > 1), (after, kind)
