@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from book.figures.canvas import Canvas
-from book.figures.road import OFF_S, Road, Milestone
+from book.figures.road import OFF_S, Milestone, Road
 from book.figures.svg import SMALLEST_PX, Figure, drawn_twice, lines_of
 from lib.planner import Cluster, Layout4D, Training, memory_bytes, step_s
 from lib.planner.report import report_of_layout
