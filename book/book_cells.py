@@ -2,8 +2,9 @@
 
 A notebook says by a cell's tag what its code is, and by the cell's first line, `#@title ...`, under which words it is
 folded (tools/notebooks.py puts that line there; Colab shows it too). On the page an evidence cell is one line that
-opens to its claims, a figure leads and its code follows, imports are one line. All of it is `<details>`: it opens
-without a script. The script of the switch, which opens all code at once, comes with the pages that have such cells.
+opens to its claims, a figure leads and its code follows, imports are one line. A section has one such line, which opens
+to everything that was measured and drawn there. All of it is `<details>`: it opens without a script. The script of the
+switch, which opens all code at once, comes with the pages that have such cells.
 """
 
 import re
@@ -39,19 +40,33 @@ def depart_folded(self, node):
 def say_measured(html: str, meaning: str = "") -> str:
     """The line for the claims in a cell's output, with the sentence that they prove; empty if there are none."""
     rows = CLAIM.findall(html)
-    hold, busy = (sum(kind == one for *_, kind, _ in rows) for one in ("ok", "busy"))
+    hold, busy = counted(html)
     if not rows:
         return ""
     if meaning and hold + busy == len(rows):
         said = escape(meaning) + f' <span class="claim">· {busy} {BUSY}</span>' * bool(busy)
     elif len(rows) > 1 or not hold:
-        said = f"{hold} of {len(rows)} hold" + f", {busy} {BUSY}" * bool(busy)
+        return say_how_many(hold, busy, len(rows))
     else:
         ((claim, predicted, measured, _, verdict),) = rows
         margin = verdict.removeprefix("holds") if verdict.startswith("holds ±") else ""
         compared = "as predicted" if predicted == measured else f"predicted {predicted}{margin}"
         said = f'measured: {measured}, {compared} <span class="claim">· {claim}</span>'
-    kind, mark = ("ok", "✓") if hold == len(rows) else ("busy", "–") if hold + busy == len(rows) else ("bad", "✗")
+    return marked(hold, busy, len(rows), said)
+
+
+def counted(html: str) -> tuple[int, int]:
+    """Of the claims in the output of cells: how many hold, and for how many the machine was busy."""
+    kinds = [kind for *_, kind, _ in CLAIM.findall(html)]
+    return kinds.count("ok"), kinds.count("busy")
+
+
+def say_how_many(hold: int, busy: int, of: int) -> str:
+    return marked(hold, busy, of, f"{hold} of {of} hold" + f", {busy} {BUSY}" * bool(busy))
+
+
+def marked(hold: int, busy: int, of: int, said: str) -> str:
+    kind, mark = ("ok", "✓") if hold == of else ("busy", "–") if hold + busy == of else ("bad", "✗")
     return f'<span class="{kind}" aria-hidden="true">{mark}</span> {said}'
 
 
@@ -79,6 +94,37 @@ def fold_cell(cell: nodes.container) -> None:
         cell.extend([*outputs, code])
 
 
+def folds_of(section: nodes.section, tag: str) -> list[Folded]:
+    """The closed lines of the cells with a tag, of this section alone and not of those inside it."""
+    cells = [child for child in section.children if tag in child.get("classes", [])]
+    folds = [fold for cell in cells for fold in cell.children if isinstance(fold, Folded)]
+    return [fold for fold in folds if not fold.get("open", False)]
+
+
+def gather(section: nodes.section) -> None:
+    """One line for a section: what else was measured and drawn there opens with it."""
+    evidence, drawings = folds_of(section, "tag_evidence"), folds_of(section, "tag_figure")
+    if len(evidence) + len(drawings) < 2:
+        return
+    evidence = [fold for fold in evidence if "evidence" in fold["classes"]]
+    last = (evidence or drawings)[-1].parent
+    if len(evidence) == 1:
+        (mark,) = evidence
+    else:
+        html = "".join(raw.astext() for fold in evidence for raw in fold.findall(nodes.raw))
+        line = say_how_many(*counted(html), len(CLAIM.findall(html))) if evidence else drawings[0]["line"]
+        mark = Folded("", line=line, classes=["folded", "evidence" if evidence else "code"])
+        last += mark
+    for fold in [*evidence, *drawings]:
+        if fold is mark:
+            continue
+        cell = fold.parent
+        cell.remove(fold)
+        mark += fold
+        if not cell.children:
+            cell.parent.remove(cell)
+
+
 def fold_section(section: nodes.section, line: str) -> None:
     """Leave its heading, and put all else behind a line."""
     section[1:] = [Folded("", *section[1:], line=line, classes=["deeper"])]
@@ -101,6 +147,7 @@ def fold(app, doctree, docname):
         if cell.get("nb_element") == "cell_code":
             fold_cell(cell)
     for section in list(doctree.findall(nodes.section)):
+        gather(section)
         if section.children[0].astext() == DEEPER:
             fold_section(section, DEEPER_LINE)
 

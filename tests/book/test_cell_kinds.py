@@ -29,6 +29,27 @@ SOURCE = "\n".join(
 )
 
 
+MARKS = "\n".join(
+    [
+        '<p class="kick">Chapter 92 · Part</p>\n\n# Four sections\n\n90 minutes to read, a minute to compute.\n',
+        "## Two and a picture\n",
+        cell('claim("one", 1, 1)\n', "evidence"),
+        cell("draw(math.pi)\n", "figure"),
+        cell('# Measured: two is two.\nclaim("two", 2, 2)\n', "evidence"),
+        "Words.\n",
+        "### Inside\n",
+        cell('claim("one", 1, 1)\n', "evidence"),
+        "## Pictures\n",
+        *[cell("draw(math.pi)\n", "figure")] * 2,
+        "## A table that is open\n",
+        cell('claim("one", 1, 1)\nclaim("two", 2, 2)\n', "evidence, open"),
+        cell('claim("one", 1, 1)\n', "evidence"),
+        "## A picture\n",
+        cell("draw(math.pi)\n", "figure"),
+    ]
+)
+
+
 @pytest.fixture
 def twins(tmp_path, monkeypatch):
     """Writes both files of a chapter from the text of its .md; returns them as text."""
@@ -124,9 +145,9 @@ def site(tmp_path_factory):
     patch, folder = pytest.MonkeyPatch(), tmp_path_factory.mktemp("kinds")
     patch.setattr(notebooks, "ROOT", folder)
     (folder / "chapters").mkdir()
-    pages = {"index": "# Home\n\n```{toctree}\nchapters/90_x\nchapters/91_old\n```\n"}
+    pages = {"index": "# Home\n\n```{toctree}\nchapters/90_x\nchapters/91_old\nchapters/92_marks\n```\n"}
     old = SOURCE.replace("evidence", "hide-input").replace("[setup]", "[a]").replace("figure", "hide-input")
-    for name, text in (("90_x", SOURCE), ("91_old", old.replace("deeper", "on"))):
+    for name, text in (("90_x", SOURCE), ("91_old", old.replace("deeper", "on")), ("92_marks", MARKS)):
         path = folder / "chapters" / f"{name}.md"
         path.write_text(text, encoding="utf-8")
         notebook = nbformat.reads(notebooks.twins(path)[path.with_suffix(".ipynb")], as_version=4)
@@ -155,18 +176,56 @@ def article(site, name: str) -> BeautifulSoup:
     return soup(site / "chapters", name).article
 
 
+def test_a_section_has_one_mark(site):
+    """It opens to all that was measured and drawn there; an open table, and a section inside, have their own."""
+    of = {
+        section.find(["h1", "h2", "h3"]).get_text()[:-1]: section for section in article(site, "92_marks")("section")
+    }
+
+    def marks(name):
+        folds = of[name].select("details.folded")
+        return [
+            fold
+            for fold in folds
+            if fold.find_parent("section") is of[name] and not fold.find_parent(class_="folded")
+        ]
+
+    (both,) = marks("Two and a picture")
+    assert both.summary.get_text() == "✓ 2 of 2 hold"
+    inner = [fold.summary.get_text() for fold in both.find_all("details", recursive=False)]
+    assert inner == [
+        "✓ measured: 1\u2009234\u2009567 B, as predicted · bytes of <a>",
+        "✓ Measured: two is two.",
+        "How this was drawn",
+    ]
+    assert len(of["Two and a picture"].select(":scope > div.cell")) == 2, "a cell that showed a mark alone is gone"
+    assert len(of["Two and a picture"].select(":scope > div.cell figure")) == 1, "the picture stays where it was"
+    assert [mark.summary.get_text()[:10] for mark in marks("Inside")] == ["✓ measured"]
+    (pictures,) = marks("Pictures")
+    assert len(of["Pictures"]("figure")) == 2 and len(pictures.select("details.code")) == 2
+    table, closed = marks("A table that is open")
+    assert table.has_attr("open") and not closed.has_attr("open")
+    (alone,) = marks("A picture")
+    assert alone.find_parent(class_="tag_figure").figure
+
+
+def test_a_mark_says_what_does_not_hold():
+    assert BeautifulSoup(cells.say_how_many(1, 0, 2), "html.parser").get_text() == "✗ 1 of 2 hold"
+    assert cells.counted(claims(EXACT, LATE, BROKEN, EXACT)) == (2, 1)
+
+
 def test_each_kind_is_folded_in_its_way(site):
     page = article(site, "90_x")
     figure, idea, one, two, imports, deeper = page.select("div.cell:not(.tag_remove-cell)")
-    assert [tag.summary.get_text() for tag in (imports, figure)] == ["Imports", "How this was drawn"]
+    drawn = one.details.select("details.code")[-1]
+    assert [tag.summary.get_text() for tag in (imports, drawn)] == ["Imports", "How this was drawn"]
     assert imports.find(recursive=False).name == "details" and "import math" in imports.details.get_text()
-    shown, folded = figure.find_all(recursive=False)
-    assert shown.figure and folded.name == "details" and "draw" in folded.get_text(), "its picture comes first"
+    assert figure.figure and not figure.details and "draw" in drawn.get_text()
     assert idea.details is None and "two = 1 + 1" in idea.get_text()
     assert one.find_all(recursive=False) == [one.details] and not one.details.has_attr("open")
     assert one.summary.get_text().startswith("✓ measured: 1\u2009234\u2009567 B, as predicted")
     assert one.details.select_one("table.claims")
-    (code,) = one.details.select("details.code")
+    code, _ = one.details.select("details.code")
     assert code.summary.get_text() == "How this was measured" and 'claim("one"' in code.get_text()
     assert two.details.has_attr("open") and not two.details.select_one("details.code").has_attr("open")
     assert "#@title" not in page.get_text()
