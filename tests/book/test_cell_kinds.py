@@ -277,6 +277,26 @@ def test_the_switch_opens_all_code_and_is_remembered(open_page, kept):
         assert page.evaluate(OPEN) == CLOSED
 
 
+LINES_BY_WIDTH = """(() => {
+    const line = document.querySelector('details.evidence > summary'), heights = [];
+    for (let width = 150; width < 420; width++) {
+        line.parentElement.style.width = width + 'px';
+        heights.push(line.getBoundingClientRect().height);
+    }
+    return heights;
+})()"""
+NO_ARROW = "document.head.append(Object.assign(document.createElement('style'), {textContent: '%s'}))"
+
+
+def test_no_arrow_wraps_alone(open_page):
+    """At every width the line is as high as without its arrow; with room for it, it is seen."""
+    page = open_page()
+    heights = page.evaluate(LINES_BY_WIDTH)
+    assert len(set(heights)) > 1, "it wraps"
+    page.evaluate(NO_ARROW % "details.folded > summary::after {display: none !important}")
+    assert page.evaluate(LINES_BY_WIDTH) == heights
+
+
 def test_a_line_opens_without_a_script(open_page):
     page = open_page(java_script_enabled=False)
     line = page.locator("details.evidence > summary").first
