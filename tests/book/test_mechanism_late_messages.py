@@ -51,6 +51,7 @@ def test_the_pauses_are_framed_and_two_latencies_long(frames):
     found = [thing for name, thing in frames[-1].items() if name.startswith("pause")]
     unit = (WIDE - 52) / SEEN.makespan
     assert [(thing.width + 1) / unit for thing in found] == [pytest.approx(2 * LATE)] * 2
+    assert {thing.ink for thing in found} == {"bad"}
     assert [slot.action.microbatch for _, slot in pauses(SEEN)] == [2, 4]
 
 

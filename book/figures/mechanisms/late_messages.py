@@ -34,7 +34,7 @@ def play_late_messages(num_microbatches: int, latency: float) -> Player:
         Beat("Late", f"Each message, in the middle, takes {_units(latency)}. The step ends {step} later.", 1),
         Beat(
             "At the ends",
-            f"At the ends it loses {at_ends}: for the first activation on the way down, the last gradient up.",
+            f"At the ends {at_ends} is lost: the first activation and the last gradient come {_units(latency)} late.",
             2,
         ),
         Beat(
