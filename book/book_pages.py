@@ -109,8 +109,8 @@ def offer_links(app, doctree, docname):
     folder = app.builder.get_relative_uri(docname, "index").removesuffix("index.html")
     links = f'<a class="colab" href="{folder}_sources/{docname}.ipynb" download>Download the notebook</a>'
     links += f' <a class="colab" href="{start}#how-to-run-it">How to run it</a>'
-    exercises, more = docname.replace("chapters/", "exercises/"), ""
-    if exercises != docname and exercises in app.env.found_docs:
+    chapter, more = re.match(r"chapters/(\d\d)c?_", docname), ""
+    for exercises in (page for page in app.env.found_docs if chapter and page.startswith(f"exercises/{chapter[1]}_")):
         more = f' <a class="colab" href="{app.builder.get_relative_uri(docname, exercises)}">Exercises</a>'
     rewrite(doctree, COLAB, lambda m: (links if "example.invalid" in m[1] else m[0]) + more)
 

@@ -112,6 +112,10 @@ def test_without_a_public_address_a_page_offers_its_notebook(address, is_public)
     assert '<a class="colab" href="../exercises/03_ddp.html">Exercises</a>' in text
     assert is_public or 'href="../_sources/chapters/03_ddp.ipynb" download' in text
     assert is_public or 'href="../chapters/00_start.html#how-to-run-it"' in text
+    for page, leads in (("chapters/03c_more", True), ("chapters/03b_deeper", False), ("exercises/03_ddp", False)):
+        made = document(nodes.raw("", f'<p class="kick">A <a class="colab" href="{address}">Open in Colab</a></p>'))
+        pages.offer_links(App, made, page)
+        assert [">Exercises</a>" in raw.astext() for raw in made.findall(nodes.raw)] == [leads]
 
 
 def test_an_answer_folds_to_the_next_heading_or_question():
