@@ -12,7 +12,7 @@ from live_page import add_place
 
 from book.figures.svg import RANKS, color, num, tag
 
-CHAPTER = re.compile(r"chapters/(\d\d)_")
+CHAPTER = re.compile(r"chapters/0?(\d+c?)_")  # 10c is the second page of chapter 10
 WIDE, HIGH = 96, 44  # pixels of an icon
 Box = tuple[float, float, float, float, str]  # x, y, width, height, colour
 
@@ -81,6 +81,14 @@ def crossing() -> Iterator[Box]:
     yield 26, 25, 44, 8, "backward"
 
 
+def late() -> Iterator[Box]:
+    """A pipeline of two ranks whose messages arrive late: each waits before it goes on."""
+    for rank in range(2):
+        for k in range(3):
+            yield 6 + 30 * k + 9 * rank, 4 + 22 * rank, 8, 14, "forward"
+            yield 17 + 30 * k + 9 * rank, 4 + 22 * rank, 6, 14, "idle"
+
+
 def rounds() -> Iterator[Box]:
     for rank in range(4):
         for k in range(4):
@@ -120,13 +128,14 @@ ICONS = (
     *(memory, collectives, copies, shards, lambda: shards(1), columns, tokens, stairs, lambda: stairs(True)),
     *(crossing, rounds, lambda: stairs(True, True), blocks, layouts, fingerprint, machines),
 )
+SECOND_PAGES = {"10c": late}
 
 
-def icon(number: int) -> str:
+def icon(number: str) -> str:
     """Of a chapter; a screen reader is told nothing of it, because its card has words."""
     boxes = (
         tag("rect", x=num(x), y=num(y), width=num(wide), height=num(high), rx=1.5, fill=color(ink, True))
-        for x, y, wide, high, ink in ICONS[number - 1]()
+        for x, y, wide, high, ink in (SECOND_PAGES.get(number) or ICONS[int(number) - 1])()
     )
     return tag("svg", "".join(boxes), viewBox=f"0 0 {WIDE} {HIGH}", width=WIDE, height=HIGH, aria_hidden="true")
 
@@ -135,7 +144,7 @@ def icon(number: int) -> str:
 
 
 def card(app, home: str, page: str) -> str:
-    number, title = int(CHAPTER.match(page)[1]), escape(app.env.titles[page].astext())
+    number, title = CHAPTER.match(page)[1], escape(app.env.titles[page].astext())
     link = app.builder.get_relative_uri(home, page)
     return f'<li><a href="{link}">{icon(number)}<b>{number} · {title}</b></a></li>'
 

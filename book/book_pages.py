@@ -109,8 +109,8 @@ def offer_links(app, doctree, docname):
     folder = app.builder.get_relative_uri(docname, "index").removesuffix("index.html")
     links = f'<a class="colab" href="{folder}_sources/{docname}.ipynb" download>Download the notebook</a>'
     links += f' <a class="colab" href="{start}#how-to-run-it">How to run it</a>'
-    exercises, more = docname.replace("chapters/", "exercises/"), ""
-    if exercises != docname and exercises in app.env.found_docs:
+    chapter, more = re.match(r"chapters/(\d\d)c?_", docname), ""
+    for exercises in (page for page in app.env.found_docs if chapter and page.startswith(f"exercises/{chapter[1]}_")):
         more = f' <a class="colab" href="{app.builder.get_relative_uri(docname, exercises)}">Exercises</a>'
     rewrite(doctree, COLAB, lambda m: (links if "example.invalid" in m[1] else m[0]) + more)
 
@@ -150,7 +150,8 @@ def walk_chapters(app, pagename, templatename, context, doctree):
     listed = app.env.toctree_includes.get(start, ())  # a page that is built alone has none
     chapters = [start, *(page for page in listed if page.startswith("chapters/"))]
     name = pagename.removeprefix("exercises/").removeprefix("solutions/").removeprefix("chapters/")
-    mine = next((page for page in chapters if page.startswith(f"chapters/{name[:2]}")), None)
+    mine = pagename if pagename in chapters else None
+    mine = mine or next((page for page in chapters if page.startswith(f"chapters/{name[:2]}")), None)
     if mine is None:
         return
     at = chapters.index(mine)
@@ -255,8 +256,8 @@ def number_chapters(text: str, name: str) -> str:
 
     def numbered(match: re.Match) -> str:
         file = name if match[2] == "#" else match[2]
-        chapter = re.search(r"(?:^|/)chapters/(\d\d)_|^(\d\d)_", file)
-        number = int(chapter[1] or chapter[2]) if chapter else 0
+        chapter = re.search(r"(?:^|/)chapters/(\d\dc?)_|^(\d\dc?)_", file)
+        number = (chapter[1] or chapter[2]).lstrip("0") if chapter else ""
         in_folder = chapter and (chapter[1] or name.startswith("chapters/"))
         return f'{match[1]}<span class="number">{number}</span> ' if in_folder and number else match[1]
 

@@ -60,7 +60,8 @@ def relative(to: str, path: str) -> str:
 
 
 def chapters() -> str:
-    """The chapters as a list of links."""
-    pages = sorted(ROOT.glob("chapters/[0-9][0-9]_*.md"))[1:]
+    """The chapters as a list of links; the second page of a chapter, as 10c, is below it."""
+    pages = sorted(page for page in ROOT.glob("chapters/*.md") if re.match(r"\d\dc?_", page.name))[1:]
     titles = [re.search(r"^# (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)[1] for page in pages]
-    return "\n".join(f"{int(p.name[:2])}. [{t}]({p.stem}.ipynb)" for p, t in zip(pages, titles, strict=True))
+    marks = (f"{int(page.name[:2])}." if page.name[2] == "_" else "    -" for page in pages)
+    return "\n".join(f"{m} [{t}]({p.stem}.ipynb)" for m, p, t in zip(marks, pages, titles, strict=True))

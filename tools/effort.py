@@ -18,7 +18,7 @@ AFTER = ROOT / "course" / "exercises" / "after.toml"
 CHECK = re.compile(r'^check\("(\d\d\.\d+)"', re.MULTILINE)
 ANSWER = re.compile(r"### BEGIN SOLUTION\n(.*?)### END SOLUTION", re.DOTALL)
 STATED = re.compile(r'\n\n<p class="effort">.*?</p>')
-CHAPTER = re.compile(r"\]\([^)\s]*chapters/(\d\d)(b?)_")
+CHAPTER = re.compile(r"\]\([^)\s]*chapters/(\d\d)([bc]?)_")
 BUILDS_ON = re.compile(r"\bexercise (\d+)\b")
 FACTS = re.compile(r'<p class="facts">\d+ minutes, (.*? of computing)\..*?</p>')
 DEEP, DEEPER = "the deeper page of ", {15: "the museum of "}  # NNb_name.md
@@ -50,8 +50,11 @@ class Task:
     @property
     def needs(self) -> str:
         """The chapters that the task links to, and the exercises that it names."""
-        read = sorted({(int(number), deeper) for number, deeper in CHAPTER.findall(self.text)})
-        chapters = [f"{DEEPER.get(number, DEEP) * bool(deeper)}chapter {number}" for number, deeper in read]
+        read = sorted({(int(number), page) for number, page in CHAPTER.findall(self.text)})
+        chapters = [
+            f"{DEEPER.get(number, DEEP)}chapter {number}" if page == "b" else f"chapter {number}{page}"
+            for number, page in read
+        ]
         own, _, number = self.id.partition(".")
         before = sorted({int(k) for k in BUILDS_ON.findall(self.text)} - {int(number)})
         return " and ".join([*chapters, *(f"exercise {own}.{k}" for k in before)])

@@ -36,7 +36,7 @@
   }
   mark();
   const own = nameOf(location.href), end = [...document.querySelectorAll("article section")].at(-1);
-  if (!/^chapters\/\d\d_/.test(own) || !end) return;
+  if (!/^chapters\/\d\dc?_/.test(own) || !end) return;
   const watch = new IntersectionObserver((seen) => {
     if (!seen.some((one) => one.isIntersecting) || scrollY === 0) return; // a link into the page is no reading of it
     watch.disconnect();

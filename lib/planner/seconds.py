@@ -163,7 +163,7 @@ def _over_pp(
     all stages wait for the head, `ends_s`. To fill and empty it, messages pass all
     hops twice for each stage of a rank; in ZB-H1 four times, in ZB-V five times.
 
-    Source: chapter 10, for 1F1B; the others read off `lib.pipeline.simulate` (`tests/lib/test_planner_waits.py`).
+    Source: chapter 10c, for 1F1B; the others read off `lib.pipeline.simulate` (`tests/lib/test_planner_waits.py`).
     """
     v, tokens = layout.stages_per_rank, layout.rows * training.model.context / layout.cp
     payload = 2 * tokens * training.model.d_model / layout.tp

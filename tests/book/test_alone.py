@@ -105,6 +105,7 @@ def test_the_cards_of_the_chapters_are_a_list(address):
         leading_nowhere(made, "chapters/00_start.ipynb") == []
         and "3. " in made
         and "14. " in made
+        and "\n    - [Latency" in made
         and "Data parallelism" in made
     )
     assert alone.in_book(made, "chapters/00_start.ipynb") == text

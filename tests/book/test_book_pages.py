@@ -50,6 +50,8 @@ def test_every_address_of_the_lost_page_begins_at_the_root(tmp_path):
         ("chapters/00_start.html", "03_ddp.html", 3),
         ("chapters/03_ddp.html", "#", 3),
         ("book/library/index.html", "../../chapters/12_plan.html", 12),
+        ("chapters/10_run.html", "10c_late.html", "10c"),
+        ("chapters/10c_late.html", "#", "10c"),
         ("chapters/03_ddp.html", "../exercises/03_ddp.html", None),
         ("exercises/03_ddp.html", "#", None),
         ("exercises/03_ddp.html", "04_zero.html", None),
@@ -110,6 +112,10 @@ def test_without_a_public_address_a_page_offers_its_notebook(address, is_public)
     assert '<a class="colab" href="../exercises/03_ddp.html">Exercises</a>' in text
     assert is_public or 'href="../_sources/chapters/03_ddp.ipynb" download' in text
     assert is_public or 'href="../chapters/00_start.html#how-to-run-it"' in text
+    for page, leads in (("chapters/03c_more", True), ("chapters/03b_deeper", False), ("exercises/03_ddp", False)):
+        made = document(nodes.raw("", f'<p class="kick">A <a class="colab" href="{address}">Open in Colab</a></p>'))
+        pages.offer_links(App, made, page)
+        assert [">Exercises</a>" in raw.astext() for raw in made.findall(nodes.raw)] == [leads]
 
 
 def test_an_answer_folds_to_the_next_heading_or_question():
@@ -131,6 +137,9 @@ def test_an_answer_folds_to_the_next_heading_or_question():
     assert len(last.children) == 1 and isinstance(made.children[1], nodes.section)
 
 
+LISTED = "01_memory", "02_collectives", "02c_more"
+
+
 @pytest.mark.parametrize(
     ("page", "before", "after"),
     [
@@ -138,7 +147,9 @@ def test_an_answer_folds_to_the_next_heading_or_question():
         ("chapters/01_memory", "chapters/00_start", "chapters/02_collectives"),
         ("exercises/01_memory", "chapters/01_memory", "chapters/02_collectives"),
         ("chapters/01b_deeper", "chapters/01_memory", "chapters/02_collectives"),
-        ("solutions/02_collectives", "chapters/02_collectives", None),
+        ("chapters/02_collectives", "chapters/01_memory", "chapters/02c_more"),
+        ("chapters/02c_more", "chapters/02_collectives", None),
+        ("solutions/02_collectives", "chapters/02_collectives", "chapters/02c_more"),
         ("book/claims", "theme", "theme"),
     ],
 )
@@ -148,7 +159,7 @@ def test_previous_and_next_walk_through_chapters(page, before, after):
         config = type("", (), {"root_doc": "chapters/00_start"})()
 
         class env:  # noqa: N801
-            toctree_includes = {"chapters/00_start": ["chapters/01_memory", "chapters/02_collectives", "book/claims"]}
+            toctree_includes = {"chapters/00_start": [*(f"chapters/{name}" for name in LISTED), "book/claims"]}
             titles = dict.fromkeys([*toctree_includes["chapters/00_start"], "chapters/00_start"], nodes.Text("T"))
 
     alone = type("", (App,), {"env": type("", (), {"toctree_includes": {}, "titles": {}})})
@@ -156,4 +167,4 @@ def test_previous_and_next_walk_through_chapters(page, before, after):
     context = {"prev": {"link": "theme"}, "next": {"link": "theme"}}
     pages.walk_chapters(App, page, "page.html", context, None)
     links = [context[name] and context[name]["link"] for name in ("prev", "next")]
-    assert links == [before, after if after or page != "solutions/02_collectives" else "theme"]
+    assert links == [before, after if after or page != "chapters/02c_more" else "theme"]

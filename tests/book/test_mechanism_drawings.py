@@ -10,6 +10,7 @@ from book.figures import mechanisms
 from book.figures.mechanisms.cuts import play_cuts
 from book.figures.mechanisms.deadlock import play_deadlock
 from book.figures.mechanisms.fsdp_units import play_fsdp_units
+from book.figures.mechanisms.late_messages import play_late_messages
 from book.figures.mechanisms.memory_pour import play_memory_pour
 from book.figures.mechanisms.pipeline import play_gpipe, play_rounds, play_trays
 from book.figures.mechanisms.ring import play_all_reduce
@@ -34,6 +35,7 @@ PLAYED = [
     (play_cuts, CUTS),
     *((play_deadlock, MESSAGES[:n]) for n in (2, 3, 4)),
     *((play_fsdp_units, sizes, n) for sizes in UNITS for n in (2, 4, 8)),
+    *((play_late_messages, m, latency) for m, latency in ((6, 0.5), (4, 0.25))),
     *((play_memory_pour, "7B", room) for room in (80e9, 192e9)),
     *((play_sequence_parallel, MODELS[model], rows, tp) for model, rows, tp in SHAPES),
     *((play_split_all_reduce, n) for n in (2, 3, 4)),

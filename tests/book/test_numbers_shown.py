@@ -9,7 +9,9 @@ import pytest
 from lib.doctor.numbers.page import shown_in
 
 ROOT = Path(__file__).parents[2]
-PLACE = re.compile(r"chapter (?P<chapter>\d+)(?P<deeper>, deeper)?: (?P<section>.+)|museum, room (?P<room>\S+)")
+PLACE = re.compile(
+    r"chapter (?P<chapter>\d+)(?P<second>c?)(?P<deeper>, deeper)?: (?P<section>.+)|museum, room (?P<room>\S+)"
+)
 SYMPTOM = re.compile(r"Symptoms, (?P<section>[^:]+)(?:: (?P<question>.+))?")
 PLACES = [(cause, place) for cause, places in shown_in(str(ROOT)).items() for place in places]
 
@@ -43,7 +45,7 @@ def test_a_place_is_there(cause, place):
     if found["room"]:
         assert f"**Room {found['room']}.**" in (ROOT / "chapters" / "15b_museum.md").read_text(encoding="utf-8")
         return
-    letter = "b" if found["deeper"] else ""
+    letter = "b" if found["deeper"] else found["second"]
     (page,) = (ROOT / "chapters").glob(f"{int(found['chapter']):02}{letter}_*.md")
     titles = re.findall(r"^#{2,3} (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
     assert found["section"] in titles

@@ -97,7 +97,7 @@ def test_exercises_stand_with_their_chapter_and_their_solutions_behind_them():
     for chapter, pages in behind.items():
         stem = chapter.removeprefix("chapters/")
         has_exercises = (ROOT / f"exercises/{stem}.ipynb").is_file()
-        deeper = [f"chapters/{path.stem}" for path in CHAPTERS if is_deeper(path) and path.stem[:2] == stem[:2]]
+        deeper = [f"chapters/{path.stem}" for path in CHAPTERS if is_deeper(path) and f"{path.stem[:2]}_" == stem[:3]]
         assert pages == ([f"exercises/{stem}", f"solutions/{stem}"] if has_exercises else []) + deeper
     assert list(behind) == sorted(behind), "in the order of their numbers, and without one behind"
 

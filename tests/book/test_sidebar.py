@@ -10,6 +10,7 @@ LINKS = {
     "01_memory": "Memory",
     "02_collectives": "Collectives",
     "03_data_parallelism": "A title that is far too long",
+    "03c_more": "The second page",
 }
 PAGE = f"""<!doctype html><html lang="en"><meta charset="utf-8"><title>x</title>
 <link rel="stylesheet" href="{(BOOK / "static" / "book.css").as_uri()}">
@@ -39,15 +40,16 @@ def marked(page) -> list[str]:
     return page.locator("a:has(.read)").evaluate_all("all => all.map((a) => a.firstChild.textContent)")
 
 
-def test_a_chapter_that_was_read_to_its_end_bears_a_mark(chapter):
-    page = chapter()
+@pytest.mark.parametrize("name", ["02_collectives", "03c_more"])
+def test_a_chapter_that_was_read_to_its_end_bears_a_mark(chapter, name):
+    page = chapter(name)
     assert marked(page) == []
     page.evaluate("document.getElementById('end').scrollIntoView()")
     page.wait_for_selector(".read", state="attached")
-    assert marked(page) == ["Collectives"] and page.locator("a:has(.read)").text_content() == "Collectives read"
+    assert marked(page) == [LINKS[name]] and page.locator("a:has(.read)").text_content() == f"{LINKS[name]} read"
     page.reload()
     page.evaluate("scrollTo(0, 0)")
-    assert marked(page) == ["Collectives"], "it is kept"
+    assert marked(page) == [LINKS[name]], "it is kept"
 
 
 def test_somebody_elses_record_marks_nothing(chapter):
@@ -57,7 +59,7 @@ def test_somebody_elses_record_marks_nothing(chapter):
 
 def test_tab_and_arrows_reach_every_line(chapter):
     page, reached = chapter(), []
-    for _ in range(6):
+    for _ in range(2 * len(LINKS)):
         page.keyboard.press("Tab")
         reached.append(page.evaluate("document.activeElement.textContent"))
     assert reached == [word for title in LINKS.values() for word in (title, "below")]

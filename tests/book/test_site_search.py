@@ -42,7 +42,7 @@ ASKED = {  # words → the end of the first address, or of one of the first thre
     "which parallelism should i use": "chapters/14_choosing.html",
     "hugging face": "chapters/own_model.html",
     "cheat sheet": "book/",
-    "tied embeddings": "chapters/10_running.html",
+    "tied embeddings": "chapters/10c_latency.html#tied-embeddings-on-the-first-and-last-stage",
     "gradient clipping": "chapters/04_zero.html#gradient-clipping-with-sharded-gradients",
     "zero bubble": "chapters/12_zero_bubble.html",
     "dualpipe": "chapters/12b_zero_bubble_deeper.html#dualpipe-v",

@@ -105,6 +105,7 @@ def test_the_sentence_has_the_numbers_of_the_formula():
         (f"From {LINK}.", "chapter 3"),
         (f"[A](../chapters/05b_fsdp_deeper.ipynb) and {LINK}.", "chapter 3 and the deeper page of chapter 5"),
         ("[A room](../chapters/15b_museum.ipynb#a).", "the museum of chapter 15"),
+        (f"[A](../chapters/10c_latency.ipynb#a) and {LINK}.", "chapter 3 and chapter 10c"),
         (f"{LINK}, with `f` of exercise 2.", "chapter 3 and exercise 03.2"),
     ],
 )
