@@ -15,12 +15,14 @@ from book.terms import (
     Term,
     activations,
     block_flops,
+    context_sends,
     pipeline_sends,
     shape_of,
     states,
     tensor_sends,
     zero_sends,
 )
+from lib.cost.bubble import bubble
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,7 @@ class Technique:
         chapters: that measure it.
         cut: what is divided.
         names: framework → how it is asked for there; "" if the framework does not have it.
+        bubble: the fraction of a step that ranks idle; None if no rank idles by plan.
     """
 
     name: str
@@ -43,6 +46,7 @@ class Technique:
     when: str
     use: str
     names: Mapping[str, str]
+    bubble: Term | None = None
 
 
 PYTORCH, MEGATRON, DEEPSPEED = FRAMEWORKS = ("PyTorch", "Megatron-LM", "DeepSpeed")
@@ -187,7 +191,7 @@ MODEL = (
                 ON_MODEL,
             ),
         ),
-        "After each pair of matrices, in forward and in backward. All ranks wait for it.",
+        "After each pair of matrices. In forward ranks wait; in backward weight gradients can hide it.",
         "Inside a node, if the batch is too small for more copies, or a layer too wide.",
         names_of(
             "parallelize_module: ColwiseParallel, RowwiseParallel",
@@ -217,7 +221,7 @@ MODEL = (
                 ON_MODEL,
             ),
         ),
-        "Around each pair of matrices. The second gather of x can hide.",
+        "Around each pair of matrices. Pieces can hide next to matmuls, and the second gather of x.",
         "Whenever there is tensor parallelism.",
         names_of("SequenceParallel", "--sequence-parallel", ""),
     ),
@@ -228,7 +232,7 @@ MODEL = (
         "Cuts the layers. A rank has l/p of them, its stage; microbatches pass through.",
         (
             Term("States:", "16Ψ/p", lambda e: states(e, pp=e["p"]), ON_MODEL),
-            "Activations: by schedule, below, on the rank that keeps most.",
+            "Activations: by schedule, on the rank that keeps most.",
         ),
         (
             Term(
@@ -245,5 +249,28 @@ MODEL = (
             "--pipeline-model-parallel-size 8",
             "PipelineModule(layers, num_stages=8)",
         ),
+        Term("Bubble of 1F1B:", "(p−1)/(m+p−1)", lambda e: bubble(e["p"], e["m"]), ON_MODEL, "%"),
     ),
 )
+CONTEXT = Technique(
+    "Context parallelism",
+    7,
+    "7",
+    "Cuts the sequence everywhere, in attention and MLP as well. No weight is cut.",
+    (
+        Term("States:", "16Ψ", states, ON_MODEL),
+        Term("Activations of a microbatch:", f"{KEPT}/c", lambda e: activations(e) / e["c"], ON_MODEL),
+    ),
+    (
+        Term(
+            "Keys and values around a ring, three times per block and microbatch:",
+            "3(c−1)/c · 4bsh · l · m",
+            context_sends,
+            ON_MODEL,
+        ),
+    ),
+    "While attention computes with the keys and values that came before.",
+    "If a sequence is too long for a group that cannot grow.",
+    names_of("torch.distributed.tensor.experimental.context_parallel", "--context-parallel-size 8", ""),
+)
+AXES = (*(one for one in (*DATA, *MODEL[:-1]) if one.name != "Recomputation"), CONTEXT, MODEL[-1])
