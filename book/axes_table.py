@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from book.axes import AXES, PYTORCH, Technique
 from book.figures.sheet import Band, Line, draw_sheet
 from book.figures.svg import Figure
@@ -9,6 +11,11 @@ from book.terms import Term
 
 SHARES = 0.2, 0.235, 0.235, 0.33
 HEAD = "cut", "a rank keeps", "a rank sends in a step", "when, and PyTorch's name"
+CAPTION = (
+    "Bytes, by formulas that lib.cost computes as well: two per element sent, 16 of states per parameter. Ψ parameters; "
+    "d, t, c, p ranks along an axis; m microbatches of b sequences of s tokens; l layers of width h, f inside the MLP. "
+    "Ranks idle by plan in a pipeline alone."
+)
 ALT = "A row for each axis. " + " ".join(f"{one.name}. {one.cut}" for one in AXES)
 
 
@@ -19,7 +26,7 @@ def axes_table() -> Figure:
         ValueError: `lib.cost` contradicts a formula.
     """
     head = Band([[Line(words, "label")] for words in HEAD], SHARES)
-    return draw_sheet([head, *map(_row, AXES)], alt=ALT, width=680)
+    return replace(draw_sheet([head, *map(_row, AXES)], alt=ALT, width=680), caption=CAPTION)
 
 
 def _row(one: Technique) -> Band:
