@@ -1,4 +1,4 @@
-"""Axis by axis: one table of what chapter 13 and the sheet say, with formulas that the library and the planner share."""
+"""Axis by axis: one table of chapter 13, made of the sheet, with formulas that the library and the planner share."""
 
 import importlib
 import re
@@ -16,7 +16,9 @@ from tests.book.drawn import painted, parse
 
 
 def words_of(svg):
-    return " ".join(element.text for element, _ in painted(parse(svg)) if element.tag == "text").replace("\u00a0", " ")
+    return " ".join(element.text for element, _ in painted(parse(svg)) if element.tag == "text").replace(
+        "\u00a0", " "
+    )
 
 
 def test_it_has_each_axis_once_with_its_formulas_and_fits_on_a_screen():
@@ -32,7 +34,9 @@ def test_it_has_each_axis_once_with_its_formulas_and_fits_on_a_screen():
 
 def test_a_formula_that_the_library_contradicts_is_not_drawn(monkeypatch):
     whole = terms.cost.wire_bytes
-    monkeypatch.setattr(terms.cost, "wire_bytes", lambda kind, *rest: whole(kind, *rest) * (1 + (kind == "all_gather")))
+    monkeypatch.setattr(
+        terms.cost, "wire_bytes", lambda kind, *rest: whole(kind, *rest) * (1 + (kind == "all_gather"))
+    )
     with pytest.raises(ValueError, match=r"Keys and values.*lib.cost says"):
         axes_table()
 
