@@ -92,11 +92,10 @@ def test_each_exercise_begins_with_a_link_to_a_section_of_its_chapter():
 
 
 def anchors(text: str) -> set[str]:
-    """Where a link may lead in a page: its headings, as the built book names them, and boxes with an id."""
+    """Where a link may lead in a page: its headings, as the built book names them."""
     prose = re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE)
     titles = re.findall(r"^##+ (.+)$", prose.lower(), re.M)
-    boxes = re.findall(r'^<div class="[^"]+" id="([^"]+)">$', prose, re.M)
-    return {re.sub(r"[^\w -]", "", title).replace(" ", "-") for title in titles} | set(boxes)
+    return {re.sub(r"[^\w -]", "", title).replace(" ", "-") for title in titles}
 
 
 def lost(path: Path, text: str) -> list[str]:
@@ -118,7 +117,6 @@ def test_a_link_to_a_section_that_is_not_there_is_seen():
     page = ROOT / "chapters/04_zero.md"
     right = "[a](#here) [b](01_memory.ipynb#practice) [c](../exercises/04_zero.ipynb#1-cut-a-tensor-into-shards)"
     assert lost(page, f"## Here\n\n{right}") == []
-    assert lost(page, '<div class="box key" id="rule">\n\n[a](#rule) [b](#key)') == ["#key"]
     assert lost(page, f"```\n## Here\n```\n{right.replace('to-s', 'to_s')} [d](01_memory.ipynb#nowhere)") == [
         "#here",
         "../exercises/04_zero.ipynb#1-cut-a-tensor-into_shards",
