@@ -9,7 +9,7 @@ from book.figures.sheet import Band, Line, draw_sheet
 from book.figures.svg import Figure
 from book.terms import Term
 
-SHARES = 0.2, 0.235, 0.235, 0.33
+SHARES = 0.235, 0.225, 0.235, 0.305
 HEAD = "cut", "a rank keeps", "a rank sends in a step", "when, and PyTorch's name"
 CAPTION = (
     "Bytes, by formulas that lib.cost computes as well: 2 per element sent, 16 of states per parameter. Ψ parameters; "
@@ -26,7 +26,7 @@ def axes_table() -> Figure:
         ValueError: `lib.cost` contradicts a formula.
     """
     head = Band([[Line(words, "label")] for words in HEAD], SHARES)
-    return replace(draw_sheet([head, *map(_row, AXES)], alt=ALT, width=680), caption=CAPTION)
+    return replace(draw_sheet([head, *map(_row, AXES)], alt=ALT, width=720), caption=CAPTION)
 
 
 def _row(one: Technique) -> Band:

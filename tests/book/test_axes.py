@@ -28,8 +28,8 @@ def test_it_has_each_axis_once_with_its_formulas_and_fits_on_a_screen():
             assert said.count(f"{one.name} {one.cut[:4]}") == 1 and one.names[axes.PYTORCH].split(".")[-1] in said
             for term in (*one.memory, *one.sends, *([one.bubble] if one.bubble else [])):
                 assert (term.formula if isinstance(term, Term) else term) in said
-    height = float(re.search(r'viewBox="0 0 680 ([\d.]+)"', drawn.svg)[1])
-    assert height < 920
+    height = float(re.search(r'viewBox="0 0 720 ([\d.]+)"', drawn.svg)[1])
+    assert height < 850
 
 
 def test_a_formula_that_the_library_contradicts_is_not_drawn(monkeypatch):
