@@ -8,18 +8,10 @@ from book_home import HIGH, ICONS, WIDE, Box
 from docutils import nodes
 from live_page import add_live_page, table
 
+from book.axes import DATA, MODEL, Technique
 from book.figures.sheet import Band, Block, Line, as_pdf, as_svg, draw_sheet, picture_of, small_gantt
 from book.figures.svg import Figure
-from book.sheet import (
-    DATA,
-    ENOUGH,
-    EXAMPLE,
-    LETTERS,
-    MODEL,
-    SPLIT_NOTE,
-    TOGETHER,
-    Technique,
-)
+from book.sheet import ENOUGH, EXAMPLE, LETTERS, SPLIT_NOTE, TOGETHER
 from book.sheet_schedules import SCHEDULES, Pipelined
 from book.terms import Term
 from lib.pipeline.simulate import simulate
@@ -29,7 +21,7 @@ PDF = "parallel-by-hand-sheet.pdf"
 SVGS = "parallel-by-hand-sheet-1.svg", "parallel-by-hand-sheet-2.svg"
 PRINTED, SHOWN = 810.0, 680.0  # pixels that a side is wide, on paper and on a page
 DRAWN = 4, 8, 2  # ranks, microbatches and stages per rank of the pictures: larger ones would be grey
-USED = "book/sheet.py", "book/figures/sheet.py", "lib/cost/*.py"
+USED = "book/axes.py", "book/sheet.py", "book/figures/sheet.py", "lib/cost/*.py"
 HEAD = "technique", "a rank", "formula", "in numbers"
 THIRDS = (1 / 3, 1 / 3, 1 / 3)
 TITLE = "Parallel training on one sheet"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from book.sheet import KEPT, names_of
+from book.axes import KEPT, names_of
 from book.terms import ON_MODEL, Term, as_1f1b, kept, pipeline_sends, split_bubble
 from lib.cost.bubble import bubble, kept_by, v_wait_s, zero_bubble_wait_s
 from lib.pipeline.schedules.action import Schedule

@@ -24,7 +24,7 @@ _SHARED |= {"b": 1, "s": MODEL_7B.context}
 SEQUENCES = 32  # of a step
 # Ranks that divide the batch have fewer microbatches each than ranks that divide the model.
 ON_DATA = {**_SHARED, "d": 8, "m": SEQUENCES // 8}
-ON_MODEL = {**_SHARED, "t": 8, "p": 8, "v": 4, "m": SEQUENCES}
+ON_MODEL = {**_SHARED, "t": 8, "c": 8, "p": 8, "v": 4, "m": SEQUENCES}
 
 
 @dataclass(frozen=True)
@@ -125,6 +125,12 @@ def tensor_sends(sequence_parallel: bool) -> Callable[[Letters], float]:
         return letters["l"] * letters["m"] * of_block
 
     return sent
+
+
+def context_sends(letters: Letters) -> float:
+    """Bytes of keys and values in the blocks of a step, where each query has its own: once forward, twice backward."""
+    once = cost.wire_bytes("all_gather", 2 * boundary_bytes(letters), letters["c"])
+    return 3 * letters["l"] * letters["m"] * once
 
 
 def pipeline_sends(stages: Callable[[Letters], float]) -> Callable[[Letters], float]:

@@ -10,7 +10,7 @@ import jupytext
 import pytest
 from pypdf import PdfReader
 
-from book import sheet, terms
+from book import axes, sheet, terms
 from book.explain.configs import read_foreign
 from book.figures import sheet as drawing
 from book.sheet_schedules import SCHEDULES
@@ -23,7 +23,7 @@ from tests.book.drawn import painted, parse
 
 ROOT = BOOK.parent
 pages = load("book_sheet")
-TECHNIQUES = {one.name: one for one in (*sheet.DATA, *sheet.MODEL)}
+TECHNIQUES = {one.name: one for one in (*axes.DATA, *axes.MODEL)}
 OF_TECHNIQUES = [t for one in TECHNIQUES.values() for t in (*one.memory, *one.sends) if isinstance(t, Term)]
 TERMS = [*OF_TECHNIQUES, sheet.ENOUGH, *(term for one in SCHEDULES for term in (one.bubble, one.kept, one.sends))]
 OTHER = [  # letters that share no factor with those of the sheet
@@ -75,7 +75,7 @@ def test_a_schedule_waits_keeps_and_sends_what_the_sheet_says(one, letters):
     assert timeline.bubble == pytest.approx(terms.value(one.bubble.formula, letters))
     stages = schedule.num_stages / p
     most = max(timeline.peak(rank) for rank in range(p)) / stages / p
-    whole = terms.value(sheet.KEPT, letters)
+    whole = terms.value(axes.KEPT, letters)
     assert most * whole == pytest.approx(terms.value(one.kept.formula, letters))
     sent = [sum(action.op in SENDS for action in row) for row in lower(schedule).actions]
     boundaries = sum(a != b for a, b in pairwise(schedule.rank_of))
@@ -128,7 +128,7 @@ ASKED = {one.name: one.names for one in (*TECHNIQUES.values(), *SCHEDULES)}
 
 @pytest.mark.parametrize("name", ASKED)
 def test_pytorch_has_these_names(name):
-    said = ASKED[name][sheet.PYTORCH]
+    said = ASKED[name][axes.PYTORCH]
     dotted = re.findall(r"\btorch(?:\.\w+)+", said)
     for path in dotted:
         module, _, attribute = path.rpartition(".")
@@ -140,11 +140,11 @@ def test_pytorch_has_these_names(name):
 
 
 @pytest.mark.parametrize("name", NAMED)
-@pytest.mark.parametrize("framework", [sheet.MEGATRON, sheet.DEEPSPEED])
+@pytest.mark.parametrize("framework", [axes.MEGATRON, axes.DEEPSPEED])
 def test_the_other_frameworks_read_these_options_so(name, framework, tmp_path):
     said, (field, value) = ASKED[name][framework].replace("\u00a0", " "), NAMED[name]
     words = re.findall(r"--[\w-]+(?: [a-z_]+| \d+)?", said.replace("--recompute-method uniform", ""))
-    if framework == sheet.DEEPSPEED and "{" in said:
+    if framework == axes.DEEPSPEED and "{" in said:
         file = tmp_path / "ds.json"
         file.write_text(f'{{"train_batch_size": 8, {said}}}', encoding="utf-8")
         asked = read_foreign([str(file)])
