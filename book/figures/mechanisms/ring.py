@@ -15,8 +15,8 @@ from book.figures.svg import RANKS, SMALLEST_PX, color, text_width
 from lib.cost.steps import ALL_REDUCE, Move, after, chunks_sent
 from lib.cost.steps import Step as Moves
 
-HIGH, GAP, ARROW = 36.0, 24.0, 15.0  # pixels: of a chunk, between two rows, of an arrow in that gap
-ROW, TOP = HIGH + GAP, 24.0  # from row to row; above the first, for the numbers of the chunks
+GAP, ARROW = 24.0, 15.0  # pixels: between two rows, of an arrow in that gap
+TOP = 24.0  # above the first row, for the numbers of the chunks
 
 
 def play_all_reduce(algorithm: str, n: int) -> Player:
@@ -33,28 +33,29 @@ def play_all_reduce(algorithm: str, n: int) -> Player:
 
 def _scene(algorithm: str, steps: list[Moves], n: int, width: float) -> Scene:
     narrow, is_ring = width == NARROW, algorithm == "ring"
-    left, wide, pitch = (68.0, 60.0, 66.0) if narrow else (78.0, 76.0, 86.0)  # of the first chunk; of a chunk
-    right, end = left + pitch * n, TOP + ROW * n
+    left, wide, high, pitch = (68.0, 60.0, 30.0, 66.0) if narrow else (78.0, 76.0, 36.0, 86.0)  # of chunks
+    row = high + GAP
+    right, end = left + pitch * n, TOP + row * n
     bar_x, bar_y, bar = (left, end + 26, pitch * n - 6) if narrow else (right + 34, TOP + 18, width - right - 40)
     canvas = Canvas(f"{algorithm} {n} {width}")
     for chunk in range(n):
         canvas.note(left + pitch * chunk + wide / 2, TOP - 10, f"chunk {chunk}", "middle")
         for rank in range(n):
-            canvas.rect(left + pitch * chunk, TOP + ROW * rank, wide, HIGH, stroke=color("rule"), fill="none")
+            canvas.rect(left + pitch * chunk, TOP + row * rank, wide, high, stroke=color("rule"), fill="none")
     for rank in range(n):
-        canvas.bars(RANKS[rank]).rect(0, TOP + ROW * rank + 11, 13, 13)
-        canvas.text(19, TOP + ROW * rank + 22, f"rank {rank}", font_weight=650)
-    canvas.text(bar_x, bar_y - 8, f"sent by {'each' if is_ring else 'the busiest'} rank")
+        canvas.bars(RANKS[rank]).rect(0, TOP + row * rank + high / 2 - 7, 13, 13)
+        canvas.text(19, TOP + row * rank + high / 2 + 4, f"rank {rank}", font_weight=650)
+    canvas.text(0 if narrow else bar_x, bar_y - 8, f"sent by {'each' if is_ring else 'the busiest'} rank")
     canvas.rect(bar_x, bar_y, bar, 20, fill=color("idle"), stroke=color("rule"))
 
     def box(rank: float, chunk: int) -> tuple[float, float, float, float]:
-        return left + pitch * chunk, TOP + ROW * rank, wide, HIGH
+        return left + pitch * chunk, TOP + row * rank, wide, high
 
     def stripe(rank: float, chunk: int, of: int, seen: float = 1.0) -> Thing:
         """The numbers of one rank in a chunk, at their place."""
         x, y, *_ = box(rank, chunk)
         part = (wide - 4) / n
-        return Thing(x + 2.5 + part * of, y + 2, part - 1, HIGH - 4, RANKS[of], seen=seen, radius=1)
+        return Thing(x + 2.5 + part * of, y + 2, part - 1, high - 4, RANKS[of], seen=seen, radius=1)
 
     def arrow(move: Move) -> Thing:
         """Below or above the sender; around a ring the last rank sends to the first."""
@@ -64,7 +65,7 @@ def _scene(algorithm: str, steps: list[Moves], n: int, width: float) -> Scene:
         x, y, *_ = box(move.src, min(move.chunks))
         middle = x + (pitch * (len(move.chunks) - 1) + wide) / 2
         gap = (GAP - ARROW) / 2
-        return Thing(middle - long / 2, y + HIGH + gap if down else y - GAP + gap, long, ARROW, "comm", words)
+        return Thing(middle - long / 2, y + high + gap if down else y - GAP + gap, long, ARROW, "comm", words)
 
     def things(done: int) -> Iterator[tuple[str, Thing]]:
         """The chunks of all ranks after so many steps, and the arrows of the last step."""
@@ -78,7 +79,7 @@ def _scene(algorithm: str, steps: list[Moves], n: int, width: float) -> Scene:
                 for of in sorted(inside):
                     yield f"cell {rank} {chunk} of {of}", stripe(rank, chunk, of)
         for move in steps[done] if done < len(steps) else []:  # they wait, invisible, at their sender
-            start = -TOP / ROW if is_ring and move.dst < move.src else move.src  # a ring comes in at the top
+            start = -TOP / row if is_ring and move.dst < move.src else move.src  # a ring comes in at the top
             for chunk in move.chunks:
                 for of in sorted(held[move.src][chunk] - held[move.dst][chunk]):
                     yield f"cell {move.dst} {chunk} of {of}", stripe(start, chunk, of, seen=0.0)
@@ -87,10 +88,13 @@ def _scene(algorithm: str, steps: list[Moves], n: int, width: float) -> Scene:
         sent, most = (max(chunks_sent(steps[:k], n)) / n for k in (done, len(steps)))
         yield "sent", Thing(bar_x, bar_y, max(1.0, bar * sent / most), 20, "comm")
         said = f"{sent:g} of {most:g} arrays" if done else "0 arrays"  # the end would answer a guess
-        yield "words", Thing(bar_x, bar_y + 24, 130, 18, "plain", said)
+        yield (
+            "words",
+            Thing(*((bar_x + bar - 138, bar_y - 22) if narrow else (bar_x, bar_y + 24)), 138, 18, "plain", said),
+        )
 
     moments = [dict(things(done)) for done in range(len(steps) + 1)]
-    return Scene(canvas, bar_y + 46 if narrow else end + 4, moments)
+    return Scene(canvas, bar_y + 22 if narrow else end + 4, moments)
 
 
 def _beats(algorithm: str, steps: list[Moves], n: int) -> list[Beat]:
