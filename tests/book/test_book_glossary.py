@@ -65,7 +65,6 @@ def test_anchor_keeps_letters_of_any_alphabet():
 
 # A word that an earlier page uses before the page that lists it among its key terms, and why that is no riddle.
 BEFORE_ITS_PAGE = {
-    ("Schedule", "00"): "the button of a page",
     ("Collective", "00"): "named as what the book explains",
     ("Collective", "01"): "named as what the next page explains",
     ("Group", "00"): "named as what the book explains",

@@ -8,6 +8,7 @@ import pytest
 from book.figures.canvas import Canvas
 from book.figures.mechanisms.ring import play_all_reduce
 from book.figures.player import NARROW, Beat, Player, Scene, Thing
+from lib.cost.steps import ALL_REDUCE
 
 BEATS = [
     Beat("Before", "A box is here.", 0),
@@ -75,8 +76,9 @@ def test_a_page_stays_light():
 
 
 def inside(things, name) -> set[int]:
-    """The ranks whose numbers are in a chunk: its stripes."""
-    return {int(key.rpartition(" of ")[2]) for key in things if key.startswith(f"{name} of ")}
+    """The ranks whose numbers are in a chunk: its stripes, without those that still wait at their sender."""
+    stripes = {key: thing for key, thing in things.items() if key.startswith(f"{name} of ")}
+    return {int(key.rpartition(" of ")[2]) for key, thing in stripes.items() if thing.seen}
 
 
 @pytest.mark.parametrize("algorithm", ["naive", "tree", "ring"])
@@ -91,13 +93,47 @@ def test_an_all_reduce_ends_with_all_sums_everywhere(algorithm):
         assert inks == [f"rank-{rank}" for rank in range(4)], "a hue for each rank"
 
 
-def test_a_ring_is_two_halves_and_each_rank_sends_twice_three_quarters():
+def framed(things) -> set[tuple[int, int]]:
+    """(rank, chunk) of all finished sums."""
+    cells = [key.split()[1:] for key, thing in things.items() if key.startswith("cell") and thing.ink == "frame"]
+    return {(int(rank), int(chunk)) for rank, chunk in cells}
+
+
+def test_a_ring_is_two_halves_and_its_finished_sums_are_a_diagonal():
     ring = play_all_reduce("ring", 4)
     half = next(beat for beat in ring.beats if beat.name == "Reduce-scatter")
-    things = ring.scenes[0].frames[half.until]
-    assert sum(things[f"cell {rank} {chunk}"].ink == "frame" for rank in range(4) for chunk in range(4)) == 4
-    assert ring.beats[-1].name == "All-gather" and ring.sentences[-1].endswith("The busiest rank sent 1.5 arrays.")
+    for scene in ring.scenes:
+        assert [framed(scene.frames[done]) for done in range(3)] == [set()] * 3
+        assert framed(scene.frames[half.until]) == {(rank, rank) for rank in range(4)}
+    assert ring.beats[-1].name == "All-gather" and ring.sentences[-1].endswith("after 6 steps, and sent 1.5 arrays.")
     assert play_all_reduce("tree", 2).sentences[-1].endswith("The busiest rank sent 1 array.")
+
+
+def test_the_bar_of_a_ring_says_what_a_rank_sent_and_hides_the_end_at_first():
+    for scene in play_all_reduce("ring", 4).scenes:
+        said = ["0 arrays", *(f"{sent:g} of 1.5 arrays" for sent in (0.25, 0.5, 0.75, 1, 1.25, 1.5))]
+        assert [things["words"].words for things in scene.frames] == said
+        bars = [things["sent"].width for things in scene.frames]
+        assert [bar / bars[-1] for bar in bars[1:]] == pytest.approx([k / 6 for k in range(1, 7)])
+
+
+@pytest.mark.parametrize("algorithm", ["naive", "tree", "ring"])
+def test_an_arrow_is_next_to_the_row_that_sends_and_over_the_chunks_that_it_carries(algorithm):
+    for scene in play_all_reduce(algorithm, 4).scenes:
+        cells = {key: thing for key, thing in scene.frames[0].items() if re.fullmatch(r"cell \d \d", key)}
+        for things, moves in zip(scene.frames[1:], ALL_REDUCE[algorithm](4), strict=True):
+            arrows = {key: thing for key, thing in things.items() if key.startswith("arrow")}
+            assert set(arrows) == {f"arrow {move.src} {move.dst}" for move in moves}
+            for src, dst, chunks, _ in moves:
+                arrow, first, last = (
+                    arrows[f"arrow {src} {dst}"],
+                    *(cells[f"cell {src} {chunks[k]}"] for k in (0, -1)),
+                )
+                down = algorithm == "ring" or dst > src
+                assert arrow.words == ("↓" if down else "↑") + ("" if abs(dst - src) == 1 else f" rank {dst}")
+                above, below = (first, arrow) if down else (arrow, first)
+                assert 1 < below.y - above.y - above.height < 10
+                assert arrow.x + arrow.width / 2 == pytest.approx((first.x + last.x + last.width) / 2)
 
 
 # ---- in a browser ---------------------------------------------------------------------------------------------------

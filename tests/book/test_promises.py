@@ -63,7 +63,7 @@ def test_the_first_page_counts_as_the_library_does():
         f"more than {2 * llama.num_parameters // 10**11 * 100} GB",
         f"a B200 GPU has {b200.memory_bytes / 1e9:g} GB",
         f"NVLink carries {h100.link_Bps / 1e9:g} GB/s",
-        f"the network between servers often carries {h100.network_Bps / 1e9:g} GB/s for each GPU.",
+        f"the network between nodes often carries {h100.network_Bps / 1e9:g} GB/s for each GPU.",
     ]
     assert [number for number in numbers if number not in read("chapters/00_start.md")] == []
 

@@ -14,7 +14,7 @@ from book.figures.svg import SMALLEST_PX, color, num, text_width
 from book.trials.exposed import overlap
 from lib.cost.sizes import bucket_shares
 
-HIGH, ROW, LANE = 24, 50, 30  # pixels: of a bar, from bucket to bucket, from lane to lane
+HIGH, LANE = 24, 30  # pixels: of a bar, from lane to lane
 LEAST, GAP = 2, 1  # pixels of a gradient, added to the pixels for its bytes, and to the next gradient
 TOP, ZERO = 26, 66  # pixels: the first bar from the top, where time begins from the left
 
@@ -32,7 +32,7 @@ def play_buckets(
         reduce_s: seconds of an all-reduce of so many bytes.
     """
     run = _Backward(tensors, bucket_bytes, backward_s, reduce_s)
-    title = f"Buckets: {len(tensors)} gradients leave in {len(run.shares)} messages while backward runs"
+    title = f"Buckets: {len(tensors)} gradients in {len(run.shares)} messages"
     return Player(title, lambda width: _scene(run, width), run.beats())
 
 
@@ -98,7 +98,8 @@ def _scene(run: _Backward, width: float) -> Scene:
     a_byte = room / max(map(run.bytes_of, run.shares))  # pixels
     a_second = (width - ZERO) / run.end_s
     wide = [LEAST + a_byte * size for size in run.sizes]
-    pitch = max(HIGH + 6, (ROW * len(run.shares) - 20) / len(run.layers))
+    row, gap = (44, 2) if width == NARROW else (50, 6)  # from bucket to bucket, between layers: a phone is short
+    pitch = max(HIGH + gap, (row * len(run.shares) - 20) / len(run.layers))
     floor = {layer: TOP + pitch * k for k, layer in enumerate(reversed(run.layers))}  # the first layer on top
     lanes = max(floor.values()) + pitch + 50
 
@@ -106,7 +107,7 @@ def _scene(run: _Backward, width: float) -> Scene:
     canvas.text(0, 15, "layers", font_weight=650)
     canvas.text(left, 15, "buckets", font_weight=650)
     canvas.text((left - 22) / 2, lanes - 37, "loss", "middle")
-    rows = [TOP + ROW * k for k in reversed(range(len(run.shares)))]  # up from the loss, as the layers
+    rows = [TOP + row * k for k in reversed(range(len(run.shares)))]  # up from the loss, as the layers
     for k, y in enumerate(rows):
         canvas.text(left, y + HIGH + 15, f"bucket {k}")
     for k, lane in enumerate(("backward", "network")):
@@ -124,7 +125,7 @@ def _scene(run: _Backward, width: float) -> Scene:
         share, (start_s, end_s), x, y = run.shares[k], run.travels_s[k], left, rows[k]
         made = [i for i in share if run.exists_s[i] <= now_s]
         is_away, is_back = start_s < now_s < end_s, now_s >= end_s
-        row = x, y, sum(wide[i] + GAP for i in share) - GAP, HIGH
+        whole = x, y, sum(wide[i] + GAP for i in share) - GAP, HIGH
         for i in share:
             place, words, seen = (left - 30, floor[_layer(run.names[i])]), "", 0  # it waits in its layer
             if i in made:
@@ -132,12 +133,12 @@ def _scene(run: _Backward, width: float) -> Scene:
                 place, seen = (x, y), 0.35 if is_away else 1
             yield f"gradient {i}", Thing(*place, wide[i], HIGH, "gradient", words, seen, 1)
             x += wide[i] + GAP
-        yield f"row {k}", Thing(*row, "frame" if is_back else "outline")
+        yield f"row {k}", Thing(*whole, "frame" if is_back else "outline")
         said = f"{len(made)} averages are back" if is_back else "on the network" if is_away else run.words(made)
         beside = left + 60, y + HIGH, text_width(said, SMALLEST_PX), 20
         yield f"said {k}", Thing(*beside, "plain", said, float(bool(made)))
         sent = lane_bar(1, start_s, min(now_s, end_s), "comm", f"{k}")
-        yield f"message {k}", sent if now_s > start_s else Thing(*row, "comm", seen=0)
+        yield f"message {k}", sent if now_s > start_s else Thing(*whole, "comm", seen=0)
 
     def things(now_s: float) -> Iterator[tuple[str, Thing]]:
         start_s = 0.0

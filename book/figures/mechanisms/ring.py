@@ -1,18 +1,22 @@
-"""An all-reduce, step by step: ranks on a circle, chunks that travel and add up, bytes that each rank sent."""
+"""An all-reduce, step by step: a row for each rank, a column for each chunk, and the bytes that a rank sent.
+
+The problem: on a circle of ranks a reader follows arrows, and misses which chunk is finished on which rank.
+The idea: the ranks are rows and the chunks are columns. In a chunk the numbers of each rank have their place and their
+hue, so a sum grows in sight, and the finished sums of a ring form a diagonal.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from math import cos, pi, sin
+from collections.abc import Iterator
 
 from book.figures.canvas import Canvas
 from book.figures.player import MOST_BEATS, NARROW, Beat, Player, Scene, Thing
-from book.figures.svg import RANKS, color, num
-from lib.cost.steps import ALL_REDUCE, after, chunks_sent
+from book.figures.svg import RANKS, SMALLEST_PX, color, text_width
+from lib.cost.steps import ALL_REDUCE, Move, after, chunks_sent
 from lib.cost.steps import Step as Moves
 
-CELL, HIGH = 25, 26  # pixels of a chunk
-TOP = 30  # above the circle
+GAP, ARROW = 24.0, 15.0  # pixels: between two rows, of an arrow in that gap
+TOP = 24.0  # above the first row, for the numbers of the chunks
 
 
 def play_all_reduce(algorithm: str, n: int) -> Player:
@@ -28,95 +32,97 @@ def play_all_reduce(algorithm: str, n: int) -> Player:
 
 
 def _scene(algorithm: str, steps: list[Moves], n: int, width: float) -> Scene:
-    middle, half = min(width, 430) / 2, n * CELL / 2
-    across, turns = middle - half - 6, [2 * pi * r / n for r in range(n)]
-    places = [(middle + across * sin(turn) - half, TOP + 100 - 92 * cos(turn)) for turn in turns]
+    narrow, is_ring = width == NARROW, algorithm == "ring"
+    left, wide, high, pitch = (68.0, 60.0, 30.0, 66.0) if narrow else (78.0, 76.0, 36.0, 86.0)  # of chunks
+    row = high + GAP
+    right, end = left + pitch * n, TOP + row * n
+    bar_x, bar_y, bar = (left, end + 26, pitch * n - 6) if narrow else (right + 34, TOP + 18, width - right - 40)
     canvas = Canvas(f"{algorithm} {n} {width}")
-    for src, dst in sorted({(min(move[:2]), max(move[:2])) for step in steps for move in step}):
-        (x, y), (far_x, far_y) = places[src], places[dst]
-        line = f"M{num(x + half)} {num(y + HIGH / 2)}L{num(far_x + half)} {num(far_y + HIGH / 2)}"
-        canvas.path(line, stroke=color("rule"), stroke_width=2)
-    for rank, (x, y) in enumerate(places):
-        canvas.rect(x - 5, y - 24, n * CELL + 8, HIGH + 52, radius=6, fill=color("panel"), stroke=color("rule"))
-        canvas.text(x, y - 8, f"rank {rank}", font_weight=650)
-        canvas.bars(RANKS[rank]).rect(x + 48, y - 18, 12, 12)
-    bars = (0.0, TOP + 280) if width == NARROW else (470.0, TOP + 30)
-    canvas.text(*bars, "sent, in arrays")
+    for chunk in range(n):
+        canvas.note(left + pitch * chunk + wide / 2, TOP - 10, f"chunk {chunk}", "middle")
+        for rank in range(n):
+            canvas.rect(left + pitch * chunk, TOP + row * rank, wide, high, stroke=color("rule"), fill="none")
     for rank in range(n):
-        canvas.text(bars[0], bars[1] + 25 + 26 * rank, f"rank {rank}")
+        canvas.bars(RANKS[rank]).rect(0, TOP + row * rank + high / 2 - 7, 13, 13)
+        canvas.text(19, TOP + row * rank + high / 2 + 4, f"rank {rank}", font_weight=650)
+    canvas.text(0 if narrow else bar_x, bar_y - 8, f"sent by {'each' if is_ring else 'the busiest'} rank")
+    canvas.rect(bar_x, bar_y, bar, 20, fill=color("idle"), stroke=color("rule"))
 
-    def cell(rank: int, chunk: int) -> tuple[float, float, float, float]:
-        return places[rank][0] + CELL * chunk, places[rank][1], CELL - 2, HIGH
+    def box(rank: float, chunk: int) -> tuple[float, float, float, float]:
+        return left + pitch * chunk, TOP + row * rank, wide, high
 
-    def stripes(name: str, inside: Iterable[int], box: tuple[float, ...]) -> Iterator[tuple[str, Thing]]:
-        """One for each rank whose numbers are in a sum, in the hue of that rank."""
-        x, y, wide, high = box
-        for rank in inside:
-            part = (wide - 2) / n
-            yield f"{name} of {rank}", Thing(x + 1 + part * rank, y + 1, part, high - 2, RANKS[rank], radius=0)
+    def stripe(rank: float, chunk: int, of: int, seen: float = 1.0) -> Thing:
+        """The numbers of one rank in a chunk, at their place."""
+        x, y, *_ = box(rank, chunk)
+        part = (wide - 4) / n
+        return Thing(x + 2.5 + part * of, y + 2, part - 1, high - 4, RANKS[of], seen=seen, radius=1)
+
+    def arrow(move: Move) -> Thing:
+        """Below or above the sender; around a ring the last rank sends to the first."""
+        down = is_ring or move.dst > move.src
+        words = ("↓" if down else "↑") + (f" rank {move.dst}" if abs(move.dst - move.src) > 1 else "")
+        long = max(30.0, text_width(words, SMALLEST_PX) + 4)
+        x, y, *_ = box(move.src, min(move.chunks))
+        middle = x + (pitch * (len(move.chunks) - 1) + wide) / 2
+        gap = (GAP - ARROW) / 2
+        return Thing(middle - long / 2, y + high + gap if down else y - GAP + gap, long, ARROW, "comm", words)
 
     def things(done: int) -> Iterator[tuple[str, Thing]]:
-        """The chunks of all ranks after so many steps, and the chunks of the last messages."""
-        for rank, chunks in enumerate(after(steps[:done], n)):
+        """The chunks of all ranks after so many steps, and the arrows of the last step."""
+        held = after(steps[:done], n)
+        for rank, chunks in enumerate(held):
             for chunk, inside in enumerate(chunks):
-                ink = "frame" if len(inside) == n else "idle"
-                yield f"cell {rank} {chunk}", Thing(*cell(rank, chunk), ink)
-                yield from stripes(f"cell {rank} {chunk}", sorted(inside), cell(rank, chunk))
-        most = max(chunks_sent(steps, n))
-        for rank, sent in enumerate(chunks_sent(steps[:done], n)):
-            yield f"bar {rank}", Thing(bars[0] + 52, bars[1] + 12 + 26 * rank, max(1, 100 * sent / most), 18, "comm")
-            yield f"sent {rank}", Thing(bars[0] + 160, bars[1] + 12 + 26 * rank, 40, 18, "plain", f"{sent / n:g}")
-        if algorithm == "ring" and done:
-            half = "reduce-scatter" if done < n else "all-gather"
-            yield half, Thing(middle - 60, TOP + 96, 120, 30, "plain", half)
-        for number in (done, done + 1):  # chunks of the next step wait, invisible, at their sender
-            held = after(steps[: number - 1], n) if 0 < number <= len(steps) else []
-            for move in steps[number - 1] if held else []:
-                for chunk in move.chunks:
-                    x, y, wide, _ = cell(move.dst if number == done else move.src, chunk)
-                    name, seen = f"token {number} {move.src} {chunk}", float(number == done)
-                    box = x, y + HIGH + 2, wide, 20.0
-                    yield name, Thing(*box, "comm", seen=seen)
-                    for stripe, thing in stripes(
-                        name, sorted(held[move.src][chunk]), (x + 1, y + HIGH + 3, wide - 2, 18)
-                    ):
-                        yield stripe, thing._replace(seen=seen)
+                x, y, w, h = box(rank, chunk)
+                full = len(inside) == n
+                cell = Thing(x - 2.5, y - 2.5, w + 5, h + 5, "frame", radius=5) if full else Thing(x, y, w, h, "idle")
+                yield f"cell {rank} {chunk}", cell
+                for of in sorted(inside):
+                    yield f"cell {rank} {chunk} of {of}", stripe(rank, chunk, of)
+        for move in steps[done] if done < len(steps) else []:  # they wait, invisible, at their sender
+            start = -TOP / row if is_ring and move.dst < move.src else move.src  # a ring comes in at the top
+            for chunk in move.chunks:
+                for of in sorted(held[move.src][chunk] - held[move.dst][chunk]):
+                    yield f"cell {move.dst} {chunk} of {of}", stripe(start, chunk, of, seen=0.0)
+        for move in steps[done - 1] if done else []:
+            yield f"arrow {move.src} {move.dst}", arrow(move)
+        sent, most = (max(chunks_sent(steps[:k], n)) / n for k in (done, len(steps)))
+        yield "sent", Thing(bar_x, bar_y, max(1.0, bar * sent / most), 20, "comm")
+        said = f"{sent:g} of {most:g} arrays" if done else "0 arrays"  # the end would answer a guess
+        yield (
+            "words",
+            Thing(*((bar_x + bar - 138, bar_y - 22) if narrow else (bar_x, bar_y + 24)), 138, 18, "plain", said),
+        )
 
     moments = [dict(things(done)) for done in range(len(steps) + 1)]
-    return Scene(canvas, bars[1] + 30 + 26 * n if width == NARROW else TOP + 250, moments)
+    return Scene(canvas, bar_y + 22 if narrow else end + 4, moments)
 
 
 def _beats(algorithm: str, steps: list[Moves], n: int) -> list[Beat]:
     """A ring is told in its two halves, other algorithms step by step, or in halves where there are many."""
     sent = [max(chunks_sent(steps[:done], n)) / n for done in range(len(steps) + 1)]
-    told = [
-        Beat(
-            "Before",
-            f"Each of {n} ranks has its own numbers, in its own colour. All want every sum: who sends how much?",
-            0,
-        )
-    ]
+    arrays = f"{sent[-1]:g} array" + "s" * (sent[-1] != 1)
+    told = [Beat("Before", f"Each of {n} ranks has its own numbers, and needs every sum: who sends how much?", 0)]
     if algorithm == "ring":
-        told += [
-            Beat("First step", "Each rank sends a chunk to its right neighbour, which adds it to its own.", 1),
+        return [
+            *told,
+            Beat("First step", "Each rank sends one chunk, and adds the chunk that arrives to its own.", 1),
             Beat(
                 "Reduce-scatter",
-                "On they go, one chunk a step, until each rank has one chunk of all stripes: a complete sum.",
+                f"What arrived last is sent on. After {n - 1} steps each rank has a finished sum: a diagonal.",
                 n - 1,
             ),
-            Beat("Sums travel", "Now each rank sends its complete sum to the right, where it replaces the old.", n),
+            Beat("Sums travel", "Each rank sends its finished sum to the next, which keeps it.", n),
+            Beat("All-gather", f"Each rank has every sum after {len(steps)} steps, and sent {arrays}.", len(steps)),
         ]
-    else:
-        adding = sum(step[0].adds for step in steps)
-        each = len(steps) <= MOST_BEATS - 2
-        for done in range(1, len(steps)) if each else [adding]:
-            told.append(Beat("Up" if done <= adding else "Down", _told(steps[done - 1]), done))
-    arrays = f"{sent[-1]:g} array" + "s" * (sent[-1] != 1)
+    adding = sum(step[0].adds for step in steps)
+    each = len(steps) <= MOST_BEATS - 2
+    for done in range(1, len(steps)) if each else [adding]:
+        told.append(Beat("Up" if done <= adding else "Down", _told(steps[done - 1]), done))
     end = f"Every rank has every sum, after {len(steps)} steps. The busiest rank sent {arrays}."
-    return [*told, Beat("All-gather" if algorithm == "ring" else "End", end, len(steps))]
+    return [*told, Beat("End", end, len(steps))]
 
 
-def _told(step: list[Moves]) -> str:
+def _told(step: list[Move]) -> str:
     """Who sends to whom in a step, and whether it is added there."""
     pairs = [f"{move.src} to {move.dst}" for move in step]
     does = "which adds it to its own" if step[0].adds else "where it replaces the old numbers"
