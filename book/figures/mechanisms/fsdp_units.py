@@ -193,11 +193,17 @@ def _beats(moments: list[Moment], sizes: Sequence[float], n: int) -> list[Beat]:
     ahead = _name(max(moments[first + 1].arriving))
     return [
         Beat("Before", f"Rank 0 keeps 1/{n} of each unit: {kept} of {whole}. How much is live while it trains?", 0),
-        Beat("First unit", f"The root, which is all outside the blocks, and {block} arrive. Nothing computes meanwhile.", first),
+        Beat(
+            "First unit",
+            f"The root, which is all outside the blocks, and {block} arrive. Nothing computes meanwhile.",
+            first,
+        ),
         Beat("Prefetch", f"While {block} computes, {ahead} is already on its way.", first + 1),
         Beat("Forward", "Each block is freed when it has computed. While one computes, the next arrives.", turn - 1),
         Beat(
-            "Turn", "All units are freed. Backward begins with the last block: it arrives again, and rank 0 waits.", turn
+            "Turn",
+            "All units are freed. Backward begins with the last block: it arrives again, and rank 0 waits.",
+            turn,
         ),
         Beat(
             "Backward",
