@@ -17,7 +17,7 @@ from book.trials.exposed import sharded_step
 from lib.cost import zero_wire_bytes
 
 ROOT = 0  # the unit of all layers outside the blocks
-TOP, ROW, HIGH, BAR = 26, 44, 34, 28  # pixels: of the first row, from row to row, of a full unit, of the bar
+TOP, ROW, HIGH, BAR = 26, 38, 30, 26  # pixels: of the first row, from row to row, of a full unit, of the bar
 OUT = 4  # pixels by which the frame of the highest is larger than the bar
 DASHED = OUTLINE | {"stroke": color("soft")}
 COLUMNS = {  # pixels: x and width
@@ -49,7 +49,7 @@ def play_fsdp_units(sizes: Sequence[float], n: int = 4) -> Player:
         sizes: bytes of the parameters of each unit, not sharded: of the root, then of the blocks, three or four.
     """
     moments = moments_of_step(len(sizes) - 1)
-    title = f"Units arrive, compute and are freed: a step of FSDP on rank 0 of {n}"
+    title = f"A step of FSDP on rank 0 of {n}"
     return Player(title, lambda width: _scene(moments, sizes, n, width), _beats(moments, sizes, n))
 
 

@@ -25,7 +25,7 @@ MARKED = {  # the sentence on a kind before it is sharded
     "parameter": "A layer needs its parameters only while it computes: an all-gather can deliver them each time.",
 }
 STAGES = ("plain", "ZeRO-1", "ZeRO-2", "ZeRO-3")
-HEIGHT, GAP, LINE = 272, 6, 18  # pixels: of all states of a rank, between rows, of a line of words
+HEIGHT, GAP, LINE = 208, 6, 18  # pixels: of all states of a rank, between rows, of a line of words
 BAR = 84  # pixels across the bar of the sum
 
 Frame = tuple[int, str]  # a stage, and the kind that the next stage will shard, where that is marked
@@ -37,7 +37,7 @@ def play_zero_stages(n: int = 4, recipe: Recipe = RECIPES["mixed Adam"]) -> Play
     Args:
         recipe: bytes of each kind; its optimizer has states.
     """
-    title = f"What each of {n} ranks keeps for Ψ parameters, ZeRO stages 0 to 3"
+    title = f"What each of {n} ranks keeps for Ψ parameters"
     names = ("Before", "The same", "ZeRO-1", "A shard", "ZeRO-2", "In time", "ZeRO-3")
     told = (_sentence(n, recipe, *frame) for frame in _frames(n, recipe))
     beats = [Beat(name, sentence, i) for i, (name, sentence) in enumerate(zip(names, told, strict=True))]
