@@ -25,7 +25,7 @@ MARKED = {  # the sentence on a kind before it is sharded
     "parameter": "A layer needs its parameters only while it computes: an all-gather can deliver them each time.",
 }
 STAGES = ("plain", "ZeRO-1", "ZeRO-2", "ZeRO-3")
-HEIGHT, NARROW_HEIGHT = 272, 208  # pixels: of all states of a rank
+HEIGHT, NARROW_HEIGHT = 272, 176  # pixels: of all states of a rank
 GAP, LINE = 6, 18  # pixels: between rows, of a line of words
 BAR = 84  # pixels across the bar of the sum
 
