@@ -83,7 +83,12 @@ def test_the_bar_is_what_is_live():
         live = [live_bytes(moment, SIZES, 4) for moment in moments]
         assert lengths == pytest.approx([size * lengths[0] / live[0] for size in live])
         assert [step["live"].words for step in scene.frames] == [f"{size / 1e6:.2f} MB" for size in live]
-    assert live[0] == live[-1] == sum(SIZES) / 4, "only shards stay"
+        most = [max(live[: number + 1]) for number in range(len(live))]
+        for size, step in zip(most, scene.frames, strict=True):
+            assert step["highest"].width == pytest.approx(size * lengths[0] / live[0])
+            assert step["highest in words"].words == f"highest so far: {size / 1e6:.2f} MB"
+        assert not scene.frames[0]["highest"].seen and all(step["highest"].seen for step in scene.frames[1:])
+    assert live[0] == live[-1] == sum(SIZES) / 4 and most[-1] == max(live) > 2 * live[-1], "only shards stay"
 
 
 def test_it_ends_with_a_shard_of_each_gradient_after_two_gathers_and_one_reduction():

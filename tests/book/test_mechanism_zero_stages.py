@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from book.figures.mechanisms.zero_stages import HEIGHT, KINDS, play_zero_stages
+from book.figures.mechanisms.zero_stages import HEIGHT, KINDS, NARROW_HEIGHT, play_zero_stages
 from lib.cost import state_bytes
 from lib.cost.sizes import RECIPES
 
@@ -27,8 +27,8 @@ def test_stages_come_in_order_and_each_frees_what_was_marked_before():
 @pytest.mark.parametrize("recipe", ["mixed Adam", "fp32 Adam"])
 def test_heights_are_the_bytes_of_the_formula(recipe):
     player, recipe = play_zero_stages(4, RECIPES[recipe]), RECIPES[recipe]
-    scale = HEIGHT / recipe.bytes_per_parameter
-    for scene in player.scenes:
+    for scene, height in zip(player.scenes, (HEIGHT, NARROW_HEIGHT), strict=True):
+        scale = height / recipe.bytes_per_parameter
         for step in scene.frames[::2]:
             held = state_bytes(1, recipe, zero=STAGES[step["stage"].words], dp=4)
             for kind in KINDS:

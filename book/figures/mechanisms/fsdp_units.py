@@ -1,7 +1,8 @@
 """FSDP through a step: a unit arrives while the one before computes, and is freed when it has computed.
 
 The figure shows rank 0. A thin bar is its shard, a thick bar all shards. The shards of the other ranks come in an
-all-gather; their shards of the gradients leave in a reduce-scatter. Below, the parameters that are live, in bytes.
+all-gather; their shards of the gradients leave in a reduce-scatter. Below, the parameters that are live, in bytes, on a
+track as long as the full model; a dashed frame keeps the highest so far.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from book.trials.exposed import sharded_step
 from lib.cost import zero_wire_bytes
 
 ROOT = 0  # the unit of all layers outside the blocks
-TOP, ROW, HIGH = 26, 44, 34  # pixels: of the first row, from row to row, of a full unit
+TOP, ROW, HIGH, BAR = 26, 38, 30, 26  # pixels: of the first row, from row to row, of a full unit, of the bar
+OUT = 4  # pixels by which the frame of the highest is larger than the bar
 DASHED = OUTLINE | {"stroke": color("soft")}
 COLUMNS = {  # pixels: x and width
     "wide": {"gradients": (84, 124), "parameters": (220, 124), "in flight": (372, 152), "other ranks": (552, 124)},
@@ -47,7 +49,7 @@ def play_fsdp_units(sizes: Sequence[float], n: int = 4) -> Player:
         sizes: bytes of the parameters of each unit, not sharded: of the root, then of the blocks, three or four.
     """
     moments = moments_of_step(len(sizes) - 1)
-    title = f"Units arrive, compute and are freed: a step of FSDP on rank 0 of {n}"
+    title = f"A step of FSDP on rank 0 of {n}"
     return Player(title, lambda width: _scene(moments, sizes, n, width), _beats(moments, sizes, n))
 
 
@@ -103,7 +105,7 @@ def _scene(moments: list[Moment], sizes: Sequence[float], n: int, width: float) 
             canvas.rect(x, y + HIGH / n * other, across, HIGH / n - 1, fill=color("param", True))
     canvas.text(0, bar - 8, "live parameters")
     canvas.text(width - 1, bar - 8, f"all: {_size(sum(sizes), sizes)}", "end")
-    canvas.rect(1, bar, scale * sum(sizes), HIGH - 6, radius=3, fill="none", **DASHED)
+    canvas.rect(1, bar, scale * sum(sizes), BAR, radius=3, fill=color("idle"), stroke=color("rule"))
 
     def shard(unit: int, column: str, ink: str, seen: bool = True) -> Thing:
         """The shard of rank 0, on top."""
@@ -131,6 +133,7 @@ def _scene(moments: list[Moment], sizes: Sequence[float], n: int, width: float) 
         if moment.what:
             yield "compute", Thing(0, TOP + ROW * moment.unit + 17, 66, HIGH - 17, moment.what, moment.what)
         yield from live(moment)
+        yield from highest(number)
 
     def gradient(number: int, unit: int) -> Iterator[tuple[str, Thing]]:
         moment, has_left = moments[number], any(unit in one.leaving for one in moments[:number])
@@ -152,12 +155,20 @@ def _scene(moments: list[Moment], sizes: Sequence[float], n: int, width: float) 
             parts += [(_name(unit), sizes[unit], ink) for unit in sorted(there)]
         for name, size, ink in parts:
             words = name if text_width(name, SMALLEST_PX) < scale * size - 2 else ""
-            yield f"live {name}", Thing(x, bar, scale * size - 1, HIGH - 6, ink, words)
+            yield f"live {name}", Thing(x, bar, scale * size - 1, BAR, ink, words)
             x += scale * size
         words = _size(live_bytes(moment, sizes, n), sizes)
         yield "live", Thing(104, bar - 21, text_width(words, SMALLEST_PX), 18, "plain", words)
 
-    return Scene(canvas, bar + HIGH, [dict(things(i)) for i in range(len(moments))])
+    def highest(number: int) -> Iterator[tuple[str, Thing]]:
+        """A frame around the most that was live until now; before the step there is nothing to compare with."""
+        most = max(live_bytes(moment, sizes, n) for moment in moments[: number + 1])
+        long, words = scale * most, f"highest so far: {_size(most, sizes)}"
+        across, seen = text_width(words, SMALLEST_PX), float(number > 0)
+        yield "highest", Thing(1, bar - OUT, long, BAR + 2 * OUT, "outline", seen=seen)
+        yield "highest in words", Thing(max(1.0, long - across), bar + BAR + OUT, across, 18, "plain", words, seen)
+
+    return Scene(canvas, bar + BAR + OUT + 18, [dict(things(i)) for i in range(len(moments))])
 
 
 def _name(unit: int) -> str:
@@ -182,15 +193,21 @@ def _beats(moments: list[Moment], sizes: Sequence[float], n: int) -> list[Beat]:
     ahead = _name(max(moments[first + 1].arriving))
     return [
         Beat("Before", f"Rank 0 keeps 1/{n} of each unit: {kept} of {whole}. How much is live while it trains?", 0),
-        Beat("First unit", f"The root and {block} arrive in all-gathers. Nothing computes meanwhile.", first),
-        Beat("Prefetch", f"While {block} computes, {ahead} is already on its way.", first + 1),
-        Beat("Forward", "Each block is freed when it has computed, and the one after the next arrives.", turn - 1),
         Beat(
-            "Turn", "All units are freed. Backward begins with the last block: it arrives again, and all wait.", turn
+            "First unit",
+            f"The root, which is all outside the blocks, and {block} arrive. Nothing computes meanwhile.",
+            first,
+        ),
+        Beat("Prefetch", f"While {block} computes, {ahead} is already on its way.", first + 1),
+        Beat("Forward", "Each block is freed when it has computed. While one computes, the next arrives.", turn - 1),
+        Beat(
+            "Turn",
+            "All units are freed. Backward begins with the last block: it arrives again, and rank 0 waits.",
+            turn,
         ),
         Beat(
             "Backward",
-            "A block computes, the one before arrives, and the gradients of the one behind leave.",
+            "A block computes, the block before it arrives, and the gradients of the block after it leave.",
             end - 2,
         ),
         Beat(

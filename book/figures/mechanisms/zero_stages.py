@@ -25,7 +25,8 @@ MARKED = {  # the sentence on a kind before it is sharded
     "parameter": "A layer needs its parameters only while it computes: an all-gather can deliver them each time.",
 }
 STAGES = ("plain", "ZeRO-1", "ZeRO-2", "ZeRO-3")
-HEIGHT, GAP, LINE = 272, 6, 18  # pixels: of all states of a rank, between rows, of a line of words
+HEIGHT, NARROW_HEIGHT = 272, 176  # pixels: of all states of a rank
+GAP, LINE = 6, 18  # pixels: between rows, of a line of words
 BAR = 84  # pixels across the bar of the sum
 
 Frame = tuple[int, str]  # a stage, and the kind that the next stage will shard, where that is marked
@@ -37,7 +38,7 @@ def play_zero_stages(n: int = 4, recipe: Recipe = RECIPES["mixed Adam"]) -> Play
     Args:
         recipe: bytes of each kind; its optimizer has states.
     """
-    title = f"What each of {n} ranks keeps for Ψ parameters, ZeRO stages 0 to 3"
+    title = f"What each of {n} ranks keeps for Ψ parameters"
     names = ("Before", "The same", "ZeRO-1", "A shard", "ZeRO-2", "In time", "ZeRO-3")
     told = (_sentence(n, recipe, *frame) for frame in _frames(n, recipe))
     beats = [Beat(name, sentence, i) for i, (name, sentence) in enumerate(zip(names, told, strict=True))]
@@ -57,7 +58,8 @@ def _scene(n: int, recipe: Recipe, width: float) -> Scene:
     left, right, bar = (1, 235, width - BAR - 1) if narrow else (132, 540, 566)
     head, above = (34, LINE + 2) if narrow else (14, 0)  # the line of the ranks; pixels of a row's words above it
     whole, pitch = state_bytes(1, recipe), (right - left) / n
-    scale = HEIGHT / sum(whole.values())
+    height = NARROW_HEIGHT if narrow else HEIGHT
+    scale = height / sum(whole.values())
     rows, bottom = {}, 40.0 - GAP
     for kind in KINDS:
         rows[kind] = bottom + GAP + above
@@ -90,7 +92,7 @@ def _scene(n: int, recipe: Recipe, width: float) -> Scene:
             words = _psi(whole[kind]) + "/n" * is_sharded
             y = rows[kind] + (-LINE - 1 if narrow else LINE)
             yield f"each {kind}", plain(right - GAP - text_width(words, SMALLEST_PX) if narrow else 0, y, words)
-        yield "freed", Thing(bar, bottom - HEIGHT, BAR, HEIGHT, "outline", seen=float(stage > 0))
+        yield "freed", Thing(bar, bottom - height, BAR, height, "outline", seen=float(stage > 0))
         end = bottom
         for kind, (_, ink) in reversed(KINDS.items()):
             end -= scale * held[kind]
