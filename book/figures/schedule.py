@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from itertools import pairwise
 
 from book.figures.canvas import FRAMES, Canvas
 from book.figures.lanes import COMPUTE, NETWORK, Axis, Bar, Step, draw_axis
@@ -100,6 +101,30 @@ def draw_block(
     below = steps[-1].draw(canvas, large, y)
     below += draw_axis(canvas, large, below)
     return canvas.figure(width, below, _with_underlined(caption, list(rows.values())[-1:]))
+
+
+@drawn_twice
+def draw_end(
+    timeline: Timeline,
+    ranks: Collection[int],
+    begin: float,
+    *,
+    title: str,
+    alt: str,
+    caption: str = "",
+    unit: str = "units",
+    width: float = 680,
+) -> Figure:
+    """Some ranks from a time to the end of the step, with a line below each wait between two actions."""
+    bars = [bar for bar in schedule_bars(timeline) if bar.rank in ranks and bar.end > begin]
+    for rank in ranks:
+        pairs = pairwise([bar for bar in bars if bar.rank == rank])
+        bars += [Bar(rank, COMPUTE, "idle", "wait", a.end, b.start) for a, b in pairs if b.start > a.end]
+    step = Step(bars, unit)
+    axis = Axis(axis_beside([step], width, step.end, unit).left, width - 10, begin, timeline.makespan, unit)
+    canvas = Canvas(alt)
+    below = step.draw(canvas, axis, canvas.head(title, legend_of([step], axis), axis.left, width))
+    return canvas.figure(width, below + draw_axis(canvas, axis, below), caption)
 
 
 def _with_underlined(caption: str, rows: Iterable[list[Bar]]) -> str:

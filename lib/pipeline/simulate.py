@@ -40,6 +40,17 @@ class Costs:
     transfer: float = 0
     reduce: float | Sequence[float] = 0
 
+    @classmethod
+    def of(cls, forward: float | Sequence[float], backward: float | Sequence[float], latency: float = 0) -> Costs:
+        """Of schedules whose backward is one piece, so that only the sum I + W matters: both halves take equally long.
+
+        Args:
+            forward, backward: time per stage and microbatch; one number, or one per stage.
+            latency: time until a message arrives.
+        """
+        half = [each / 2 for each in backward] if isinstance(backward, Sequence) else backward / 2
+        return cls(forward, half, half, latency)
+
     def __post_init__(self) -> None:
         for name in ("F", "I", "W", "latency", "transfer", "reduce"):
             value = getattr(self, name)

@@ -29,7 +29,7 @@ from book.figures.nodes import draw_nodes
 from book.figures.pipelines import draw_bubble, draw_dilution, draw_kept
 from book.figures.ranks import draw_boxes, draw_nested, draw_rank, draw_sums
 from book.figures.scatter import Dot, draw_scatter
-from book.figures.schedule import draw_block, draw_gantt, draw_messages
+from book.figures.schedule import draw_block, draw_end, draw_gantt, draw_messages
 from book.figures.sheet import Band, Line, draw_sheet
 from book.figures.svg import NARROW, READABLE_PX, SMALLEST_PX, WIDE, Figure, color, variables
 from book.figures.timeline import draw_timeline
@@ -191,6 +191,7 @@ FIGURES = {
     "block": lambda: draw_block(
         {"1F1B": simulate(one_f_one_b(4, 8)), "ZB-V": simulate(zb_v(4, 8), Costs(0.5, 0.5, 0.5))}, 9, 15, **ABOUT
     ),
+    "end": lambda: draw_end(simulate(zb_h1(4, 8), Costs(2, 2, 1)), (0, 1), 32, **ABOUT),
     "dilution": lambda: draw_dilution({2**k: 15 / (15 + 2**k) for k in range(9)}, 256, **ABOUT),
     "six": lambda: draw_collectives({"all-reduce": (FULL, [[111, 222, 333]] * 3)}, who=lambda _: [0, 1, 2], **ABOUT),
     "equal": lambda: draw_equal(

@@ -1,10 +1,11 @@
 """Pictures of schedules: a bar for each action, an arrow for each message."""
 
 import re
+from itertools import pairwise
 
 import pytest
 
-from book.figures.schedule import draw_block, draw_gantt, draw_messages, schedule_bars
+from book.figures.schedule import draw_block, draw_end, draw_gantt, draw_messages, schedule_bars
 from lib.pipeline.schedules.interleaved import interleaved
 from lib.pipeline.schedules.one_f_one_b import one_f_one_b
 from lib.pipeline.schedules.zero_bubble import zb_h1, zb_v
@@ -44,6 +45,24 @@ def test_a_block_is_a_part_of_the_last_step_enlarged():
     words = re.findall(r'text-anchor="middle"[^>]*>(.*?)</g>', figure.svg)
     assert sum(len(re.findall(r">(?:stage )?[IW\d, ]+</text>", group)) for group in words) >= len(inside), numbers
     assert "ends at 25.5 units" in figure.svg and "−7.5 units" in figure.svg and "Underlined" in figure.caption
+
+
+def test_the_end_of_a_step_marks_each_wait_between_two_actions_and_nothing_else():
+    timeline = simulate(zb_h1(4, 8), Costs(2, 2, 1))
+    svg = draw_end(timeline, (0, 1), 32, title="t", alt="a").svg
+    lines = re.findall(r'<rect x="([\d.]+)" y="([\d.]+)" width="([\d.]+)" height="2.5"', svg)
+    places = {int(words): float(x) for x, words in re.findall(r'<text x="([\d.]+)" y="125"[^>]*>(\d+)<', svg)}
+    unit = (places[48] - places[32]) / 16
+    waits = []
+    for rank in (0, 1):
+        mine = [slot for slot in timeline.compute if slot.rank == rank]
+        waits += [(a.end, b.start - a.end) for a, b in pairwise(mine) if 32 < a.end < b.start]
+    assert len(waits) == 5
+    for (x, _, long), (start, wait) in zip(lines, waits, strict=True):
+        assert float(x) == pytest.approx(places[32] + (start - 32) * unit, abs=0.2)
+        assert float(long) == pytest.approx(wait * unit, abs=0.2)
+    cut = [slot for slot in timeline.compute if slot.rank == 1 and slot.start < 32 < slot.end]
+    assert len(cut) == 1 and f'<rect x="{places[32]:g}" y="79" width="{unit - 1:.1f}"' in svg, "its rest is no wait"
 
 
 def test_the_halves_of_a_backward_have_their_letters_where_there_is_room():

@@ -10,6 +10,7 @@ from lib.pipeline.schedules.interleaved import interleaved
 from lib.pipeline.schedules.one_f_one_b import one_f_one_b
 from lib.pipeline.schedules.zero_bubble import zb_h1
 from lib.pipeline.simulate import Costs, simulate
+from tests.book.drawn import collisions
 
 COSTS = Costs(1, 1, 1)
 
@@ -60,15 +61,37 @@ def test_idle_time_is_counted_while_it_happens(both, timelines):
             assert things[f"{name} idle {rank}"].words == f"{timeline.idle(rank):g}"
 
 
-def test_a_message_flies_from_each_bar_to_the_next_rank(both, timelines):
+def test_a_message_is_between_two_ranks_when_its_bar_ends_and_never_on_a_number(both, timelines):
     for name, timeline in timelines.items():
         for slot in timeline.compute:
-            goes = slot.rank + (1 if slot.action.op == Op.F else -1) in range(4)
+            down = slot.action.op == Op.F
+            goes = slot.rank + (1 if down else -1) in range(4)
             seen = [things.get(f"{name} message {slot.action}") for things in both.scenes[0].frames]
-            there = [(k, thing.y) for k, thing in enumerate(seen) if thing]
-            assert [k for k, _ in there] == [k for k in (slot.end, slot.end + 1) if goes and k <= 27]
-            if len(there) == 2:
-                assert (there[0][1] < there[1][1]) == (slot.action.op == Op.F), "forwards go down"
+            assert [k for k, thing in enumerate(seen) if thing] == [slot.end] * goes
+            for thing in filter(None, seen):
+                bar = both.scenes[0].frames[int(slot.end)][f"{name} {slot.action}"]
+                assert thing.y == (bar.y + bar.height if down else bar.y - thing.height), "forwards go down"
+    for scene in both.scenes:
+        for things in scene.frames:
+            on_each_other = collisions(things, "comm", "forward", "backward")
+            assert [pair for pair in on_each_other if " message " in "".join(pair)] == []
+
+
+def test_the_gain_is_a_bracket_between_the_two_states(both, timelines):
+    *_, before, last = both.scenes[0].frames
+    assert not [name for name in before if name.startswith("gain")], "at the end"
+    for rank, saved in enumerate((2, 3, 4, 5)):
+        of_gpipe, of_1f1b = (last[f"{name} most {rank}"] for name in timelines)
+        line = last[f"gain {rank} line"]
+        assert last[f"gain {rank} words"].words == f"−{saved}"
+        assert of_1f1b.x + of_1f1b.width < line.x < line.x + line.width < of_gpipe.x + of_gpipe.width
+    last = play_rounds(2, 4).scenes[0].frames[-1]
+    own, others = last["end of the second"], last["end of the first"]
+    plain, cut = simulate(one_f_one_b(2, 4)), simulate(interleaved(2, 4, 2), Costs(0.5, 0.5, 0.5))
+    left = min(last[f"1F1B {slot.action}"].x for slot in plain.compute)
+    assert (own.x + 1 - left) / (others.x + 1 - left) == pytest.approx(cut.makespan / plain.makespan)
+    assert last["gain words"].words == f"−{plain.makespan - cut.makespan:g}" == "−1.5"
+    assert own.x < last["gain line"].x < last["gain line"].x + last["gain line"].width < others.x
 
 
 def test_its_sentences_are_the_simulators(both, timelines):
@@ -99,7 +122,7 @@ def test_stages_of_a_rank_share_its_time():
         "For that rank 0 keeps 2.5 microbatches instead of 2."
     )
     name, moments = cut.schedule.name, player.scenes[0].frames
-    assert moments[-1][f"{name} 0F1"].words == "1" and moments[-1][f"{name} 2F1"].words == "1′"
+    assert moments[-1][f"{name} 0F1"].words == "1" and moments[-1][f"{name} 2F1"].words == "1\u0332", "underlined"
     assert max(len(tray(things, name, 0)) for things in moments) == cut.peak(0)
 
 
@@ -110,9 +133,11 @@ def test_a_split_backward_goes_from_1f1b_to_zb_h1():
     assert f"waits {before.bubble:.0%} of the step" in player.sentences[0]
     assert f"saves {before.makespan - after.makespan:g} of {before.makespan:g} units" in player.sentences[-1]
     left = min(thing.x for thing in last.values())
-    unit = (last["saved"].x - left) / after.makespan
+    unit = (last["end of ZB-H1"].x - left) / after.makespan
     for slot in after.compute:
         assert last[f"{slot.action}"].x == pytest.approx(left + slot.start * unit), slot
-    assert last["paper"][:4] == last["saved"][:4], "nothing is hatched behind the end"
+    assert last["paper"].x == last["end of ZB-H1"].x, "nothing is hatched behind the end"
+    assert last["end of 1F1B"].x + 3 == pytest.approx(left + before.makespan * unit)
+    assert last["gain words"].words == f"−{before.makespan - after.makespan:g}"
     assert not any(thing.ink == "weight" for thing in first.values()), "at first a backward is one block"
     assert {thing.seen for name, thing in moments[2].items() if "W" in name} == {0.25}

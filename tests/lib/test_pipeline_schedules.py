@@ -1,5 +1,6 @@
 """Schedules in time: golden numbers, closed forms, and the orders of PyTorch and Megatron."""
 
+from fractions import Fraction
 from functools import partial
 from types import SimpleNamespace
 
@@ -124,6 +125,18 @@ def order_of(rows):
         for a in single
         if a.computation_type.value in tuple(Op)
     ]
+
+
+def test_a_backward_in_one_piece_takes_what_it_is_said_to_take():
+    for forward, backward in ((1, 3), (Fraction(5, 3), Fraction(1, 7)), ([1, 3, 1], [2, 5, 1])):
+        costs = Costs.of(forward, backward, latency=0.5)
+        for slot in simulate(one_f_one_b(3, 4), costs).compute:
+            takes = forward if slot.action.op == Op.F else backward
+            expected = takes[slot.action.stage] if isinstance(takes, list) else takes
+            assert slot.end - slot.start == pytest.approx(expected), slot
+        assert costs.latency == 0.5
+    with pytest.raises(ValueError, match="must be above 0"):
+        Costs.of(1, 0)
 
 
 def test_the_orders_are_pytorchs():

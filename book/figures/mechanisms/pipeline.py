@@ -18,7 +18,10 @@ from lib.pipeline.schedules.interleaved import interleaved
 from lib.pipeline.schedules.one_f_one_b import one_f_one_b
 from lib.pipeline.simulate import Costs, Slot, Timeline, simulate
 
-ROW, HEAD, BALL = 30, 24, 13  # pixels: from rank to rank, above the first, and a message
+ROW, TALL, HEAD = 30, 21, 24  # pixels: from rank to rank, of a bar, and above the first
+BELOW = 22  # below the last rank, for the difference of two ends
+UNDERLINE = "\u0332"  # below the character before it
+BALL = ROW - TALL  # a message, as high as the gap between two ranks, so that it lies on no number
 
 
 class _Grid(NamedTuple):
@@ -32,7 +35,7 @@ class _Grid(NamedTuple):
 
     @classmethod
     def of(cls, width: float, makespan: float, kept: int) -> _Grid:
-        name, item, gap, idle = (50.0, 17.0, 14.0, 32) if width > NARROW else (16.0, 7.0, 8.0, 24)
+        name, item, gap, idle = (50.0, 17.0, 14.0, 32) if width > NARROW else (16.0, 7.5, 8.0, 24)
         left, right = name + item * kept + gap, width - idle
         return cls(name, item, left, right, (right - left) / makespan)
 
@@ -40,7 +43,7 @@ class _Grid(NamedTuple):
         """The part of it that is done."""
         x = self.left + slot.start * self.unit
         width = max(1.0, (min(slot.end, now) - slot.start) * self.unit - 2)
-        return Thing(x, top + ROW * slot.rank, width, ROW - 6, KIND[slot.action.op], words)
+        return Thing(x, top + ROW * slot.rank, width, TALL, KIND[slot.action.op], words)
 
 
 def play_gpipe(num_ranks: int, num_microbatches: int) -> Player:
@@ -139,10 +142,10 @@ def play_rounds(num_ranks: int, num_microbatches: int, stages_per_rank: int = 2)
         ),
         (
             "Second round",
-            "Microbatch 0 comes to rank 0 again, for its second stage: 0′.",
+            "Microbatch 0 comes to rank 0 again, for its second stage: underlined.",
             _end(cut, Op.F, 0, num_ranks),
         ),
-        ("Back", "The last stage turns 0 round. It goes back through both rounds.", _end(cut, Op.B, 0, 0)),
+        ("Back", "The last stage has its loss. Its gradient goes back through both rounds.", _end(cut, Op.B, 0, 0)),
         (
             "End",
             f"Interleaved ends at {cut.makespan:g}, 1F1B at {one.makespan:g}. For that rank 0 keeps "
@@ -187,17 +190,20 @@ def _scene(timelines: Sequence[Timeline], unit: float, last: int, width: float) 
             canvas.note(grid.tray, top - 9, "kept")
         canvas.note(width - 2, top - 9, "idle", "end")
         for rank in range(ranks):
-            canvas.text(0, top + ROW * rank + 17, f"rank {rank}" if width > NARROW else f"{rank}")
+            canvas.text(0, top + ROW * rank + 15, f"rank {rank}" if width > NARROW else f"{rank}")
             long = timeline.makespan * grid.unit - 2
-            canvas.rect(grid.left, top + ROW * rank, long, ROW - 6, radius=3, fill=canvas.hatched)
+            canvas.rect(grid.left, top + ROW * rank, long, TALL, radius=3, fill=canvas.hatched)
     frames = []
     for k in range(last + 1):
         things = {}
         for timeline, top in zip(timelines, tops, strict=True):
             things |= dict(_things(timeline, k * unit, unit, top, grid))
         frames.append(things)
+    for timeline, top in zip(timelines[1:], tops[1:], strict=True):
+        frames[-1] |= dict(_gain(timelines[0], timeline, top, grid))
     times = [grid.left + k * unit * grid.unit for k in range(last + 1)]
-    return Scene(canvas, tops[-1] + ROW * ranks, frames, times)
+    ends = {timeline.makespan for timeline in timelines}
+    return Scene(canvas, tops[-1] + ROW * ranks + BELOW * (len(ends) > 1), frames, times)
 
 
 def _things(timeline: Timeline, now: float, unit: float, top: float, grid: _Grid) -> Iterator[tuple[str, Thing]]:
@@ -207,32 +213,61 @@ def _things(timeline: Timeline, now: float, unit: float, top: float, grid: _Grid
     ends = grid.left + timeline.makespan * grid.unit
     for rank in ranks:
         x, y = grid.left + until * grid.unit, top + ROW * rank
-        yield f"{name} future {rank}", Thing(x, y - 1, ends - x, ROW - 4, "paper", radius=0)
+        yield f"{name} future {rank}", Thing(x, y - 1, ends - x, TALL + 2, "paper", radius=0)
     for slot in timeline.compute:
         began = slot if slot.start < now else slot._replace(end=slot.start)
         box = grid.bar(top, began, now, _words(schedule, slot.action))
         yield f"{name} {slot.action}", box._replace(seen=float(slot.start < now))
     for slot in timeline.compute:
         message = message_behind(slot.action, schedule)
-        if message and slot.end <= now <= slot.end + unit:
-            y = top + ROW * (slot.rank if now == slot.end else message[0]) + ROW / 2 - 3 - BALL / 2
-            place = grid.left + slot.end * grid.unit - 1 - BALL / 2, y
-            seen = 1.0 if now == slot.end else 0.3
-            yield f"{name} message {slot.action}", Thing(*place, BALL, BALL, "comm", "", seen, BALL / 2)
+        if message and slot.end == now:
+            y = top + ROW * slot.rank + (TALL if message[0] > slot.rank else -BALL)
+            x = grid.left + now * grid.unit - 1 - BALL / 2
+            yield f"{name} message {slot.action}", Thing(x, y, BALL, BALL, "comm", radius=BALL / 2)
     for rank in ranks:
         there = [action for action, start, end in _stays(timeline, rank) if start < now < end]
         for place, action in enumerate(there):
-            box = grid.tray + grid.item * place, top + ROW * rank, grid.item - 2, ROW - 6
+            box = grid.tray + grid.item * place, top + ROW * rank, grid.item - 2, TALL
             words = _words(schedule, action) if grid.item > 12 else ""
             yield f"{name} kept {rank} {action}", Thing(*box, "forward", words)
         if most := max(_kept_at(timeline, rank, k * unit) for k in range(round(now / unit) + 1)):
-            frame = grid.tray - 2, top + ROW * rank - 2, grid.item * most + 2, ROW - 2
+            frame = grid.tray - 2, top + ROW * rank - 2, grid.item * most + 2, TALL + 4
             yield f"{name} most {rank}", Thing(*frame, "outline")
         busy = sum(max(0, min(slot.end, now) - slot.start) for slot in timeline.compute if slot.rank == rank)
-        at = grid.right + 2, top + ROW * rank, 22, ROW - 6
+        at = grid.right + 2, top + ROW * rank, 22, TALL
         yield f"{name} idle {rank}", Thing(*at, "plain", f"{until - busy:g}")
-    head = grid.left + now * grid.unit - 1, top - 5, 2, ROW * schedule.num_ranks + 2
+    head = grid.left + until * grid.unit - 1, top - 5, 2, ROW * schedule.num_ranks + 2
     yield f"{name} playhead", Thing(*head, "soft", radius=0)
+
+
+def _gain(first: Timeline, second: Timeline, top: float, grid: _Grid) -> Iterator[tuple[str, Thing]]:
+    """The ends of both schedules with the time between them; if both end together, the places that each tray saved."""
+    rows = range(second.schedule.num_ranks)
+    earlier, later = (grid.left + one.makespan * grid.unit - 1 for one in (second, first))
+    if earlier < later:
+        high = ROW * len(rows) + BELOW - 18
+        yield "end of the second", Thing(earlier, top, 1, high, "frame", radius=0)
+        yield "end of the first", Thing(later, top, 1, high, "outline", radius=0)
+        y = top + ROW * len(rows)
+        yield from bracket("gain", earlier + 4, later - 3, y, second.makespan - first.makespan, below=True)
+        return
+    for rank in rows:
+        fewer, more = second.peak(rank), first.peak(rank)
+        if fewer < more:
+            begin, end = (grid.tray + grid.item * kept for kept in (fewer, more))
+            yield from bracket(f"gain {rank}", begin + 3, end - 2, top + ROW * rank + TALL - 2, fewer - more)
+
+
+def bracket(
+    name: str, begin: float, end: float, y: float, difference: float, *, below: bool = False
+) -> Iterator[tuple[str, Thing]]:
+    """Between two places, with its difference above it, or below where that has more room."""
+    yield f"{name} line", Thing(begin, y, end - begin, 0.5, "frame", radius=0)
+    for side, x in (("left", begin), ("right", end - 0.5)):
+        yield f"{name} {side}", Thing(x, y - 4, 0.5, 8, "frame", radius=0)
+    words = f"{difference:g}".replace("-", "−")
+    long = max(end - begin, text_width(words))
+    yield f"{name} words", Thing(end - (long + end - begin) / 2, y + (5 if below else -18), long, 14, "plain", words)
 
 
 def _stays(timeline: Timeline, rank: int) -> list[tuple[Action, float, float]]:
@@ -255,8 +290,9 @@ def _of_a_stage(costs: Costs, schedule: Schedule) -> Costs:
 
 
 def _words(schedule: Schedule, action: Action) -> str:
-    """The microbatch, with a dash for each stage that the rank has before this one."""
-    return f"{action.microbatch}" + "′" * schedule.rank_of[: action.stage].count(schedule.rank_of[action.stage])
+    """The microbatch, underlined outside the first stage of its rank."""
+    is_first = schedule.rank_of.index(schedule.rank_of[action.stage]) == action.stage
+    return "".join(digit if is_first else digit + UNDERLINE for digit in f"{action.microbatch}")
 
 
 def _freed(timeline: Timeline, forward: Slot) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from book.figures.canvas import Canvas
-from book.figures.mechanisms.pipeline import HEAD, ROW
+from book.figures.mechanisms.pipeline import HEAD, ROW, TALL, bracket
 from book.figures.player import NARROW, Beat, Player, Scene, Thing
 from lib.pipeline.gantt import KIND
 from lib.pipeline.schedules.action import Action, Op
@@ -42,8 +42,8 @@ def _scene(whole: Timeline, split: Timeline, costs: Costs, width: float) -> Scen
     canvas = Canvas(f"split backward {width}")
     for rank in range(ranks):
         y = HEAD + ROW * rank
-        canvas.text(0, y + 17, f"rank {rank}" if width > NARROW else f"{rank}")
-        canvas.rect(left, y, unit * end - 2, ROW - 6, fill=canvas.hatched)
+        canvas.text(0, y + 15, f"rank {rank}" if width > NARROW else f"{rank}")
+        canvas.rect(left, y, unit * end - 2, TALL, fill=canvas.hatched)
     canvas.note(left, 14, "time; hatched: the rank waits")
     before, after = _places(whole, costs), {slot.action: (slot.start, slot.end) for slot in split.compute}
 
@@ -53,19 +53,25 @@ def _scene(whole: Timeline, split: Timeline, costs: Costs, width: float) -> Scen
             is_w = action.op == Op.W
             ink = KIND[action.op] if is_split or not is_w else KIND[Op.B]
             words = f"{action.microbatch}" if is_split or not is_w else ""
-            box = left + start * unit, HEAD + ROW * action.stage, (stop - start) * unit - 2 * is_split, ROW - 6.0
-            found[f"{action}"] = Thing(*box, ink, words, of_w if is_w else 1.0)
+            box = left + start * unit, HEAD + ROW * action.stage, (stop - start) * unit - 2 * is_split, TALL
+            seen, radius = of_w if is_w else 1.0, 3.0 if action.op == Op.F else 0  # two halves make one block
+            found[f"{action}"] = Thing(*box, ink, words, seen, radius)
         return found
 
     first_i = {action: before[action] if action.op == Op.W else place for action, place in after.items()}
-    saved = end - split.makespan
-    box = left + split.makespan * unit, HEAD - 2.0, saved * unit - 2, ROW * ranks - 2.0
+    begin, until, high = left + split.makespan * unit, left + end * unit, ROW * (ranks - 1) + TALL
+    paper = {"paper": Thing(begin, HEAD - 2.0, until - begin - 2, high + 4.0, "paper")}
+    gain = {
+        "end of ZB-H1": Thing(begin, HEAD, 1, high, "frame", radius=0),
+        "end of 1F1B": Thing(until - 3, HEAD, 1, high, "outline", radius=0),
+        **dict(bracket("gain", begin + 4, until - 6, HEAD + high / 2, split.makespan - end)),
+    }
     moments = [
         things(before, is_split=False),
         things(before),
         things(first_i, of_w=0.25),
-        {"paper": Thing(*box, "paper"), **things(after)},
-        {"paper": Thing(*box, "paper"), **things(after), "saved": Thing(*box, "outline", "saved")},
+        {**paper, **things(after)},
+        {**paper, **things(after), **gain},
     ]
     return Scene(canvas, HEAD + ROW * ranks, moments)
 

@@ -36,7 +36,7 @@ def choose_stages(ranks, microbatches, layers, T_F, T_B, T_message, saved, room)
         if v > 1:
             schedule = interleaved(ranks, microbatches, v)
         n = layers / v  # in a stage
-        costs = Costs(n * T_F, n * T_B / 2, n * T_B / 2, latency=T_message)
+        costs = Costs.of(n * T_F, n * T_B, latency=T_message)
         seen = simulate(schedule, costs)
         kept = seen.peak(0) * n * saved
         if kept <= room:
@@ -92,15 +92,15 @@ n = layers / v => n = layers / v / ranks
     `layers` is the number of layers of each rank. You divide it by the ranks as well.
         A stage has layers / v of them.
 in time of a step:
-n * T_B / 2, n * T_B / 2 => n * T_B, n * T_B
+Costs.of(n * T_F, n * T_B, => Costs(n * T_F, n * T_B, n * T_B,
     Each backward takes twice as long in your time: `Costs` has the times of its two halves.
-        Their sum is the time of the backward.
-Costs(n * T_F, n * T_B / 2, n * T_B / 2, latency=T_message) => Costs(T_F, T_B / 2, T_B / 2, latency=T_message)
+        `Costs.of` takes the time of a whole backward.
+Costs.of(n * T_F, n * T_B, latency=T_message) => Costs.of(T_F, T_B, latency=T_message)
     You took the times of a layer for the times of a stage.
         A stage has several layers.
 
 in stages on each rank:
-n * T_F, n * T_B / 2, n * T_B / 2 => layers * T_F, layers * T_B / 2, layers * T_B / 2
+n * T_F, n * T_B, latency => layers * T_F, layers * T_B, latency
     You chose v = 1 everywhere.
         A stage has 1/v of the layers of its rank: did you divide times and bytes?
 
