@@ -9,6 +9,8 @@ from functools import cache
 from html import escape
 from pathlib import Path
 
+import torch
+
 import course.exercises
 from book.figures.dots import BAD, DOT, NOTHING, RING, draw_dots
 from book.figures.exhibits import DRAWN
@@ -127,6 +129,25 @@ def elsewhere(*checks: Callable[[RunSeen], object]) -> Verdicts:
     names = [getattr(check, "__name__", f"{check}").replace("_", " ") for check in checks]
     rows = [(name, *(_said(check, id) for id in rooms())) for name, check in zip(names, checks, strict=True)]
     return Verdicts([["room", *rooms()], *rows])
+
+
+def differs_from_one_process(run: RunSeen) -> str:
+    """The simplest check: which number of rank 0 one process has in the same shape, with a different value; or "".
+
+    Raises:
+        AttributeError: the room has no run in one process.
+        KeyError: the run has none of these numbers.
+    """
+    ours, right = run.ranks[0], run.alone.ranks[0]
+    found = {name: (ours[name], right[name]) for name in ("loss", "output", "gradient") if name in ours}
+    found |= {name: (mine, right["gradients"][name]) for name, mine in ours.get("gradients", {}).items()}
+    if not found:
+        raise KeyError("no loss, output or gradient to compare")
+    for name, pair in found.items():
+        mine, one = map(torch.as_tensor, pair)
+        if mine.shape == one.shape and not torch.allclose(mine, one):
+            return f"{name}: one process has a different one"
+    return ""
 
 
 @cache

@@ -7,7 +7,17 @@ from book.figures.calls import draw_calls
 from book.figures.dots import BAD, DOT, NOTHING, RING, draw_dots
 from book.figures.exhibits import DRAWN, shard_of, share_of_right
 from book.figures.fingerprint import apart, draw_fingerprint
-from book.figures.museum import FALSE_ALARM, FIRES, NOT_HERE, SILENT, UNWRITTEN, Verdicts, exhibit_drawn, rooms
+from book.figures.museum import (
+    FALSE_ALARM,
+    FIRES,
+    NOT_HERE,
+    SILENT,
+    UNWRITTEN,
+    Verdicts,
+    differs_from_one_process,
+    exhibit_drawn,
+    rooms,
+)
 from book.figures.svg import NARROW, WIDE
 from course.museum.room import RunSeen
 from tests.book.drawn import painted, parse, texts
@@ -113,3 +123,13 @@ def test_an_arrow_leads_from_a_send_to_its_receive_and_no_call_is_lost():
     assert {"run 0F0", "send 1F0", "send 1F1", "receive 1F0", "run 1B0"} <= {*texts(figure)}
     with pytest.raises(ValueError, match="two columns of calls are drawn, and there are 3 ranks"):
         draw_calls([*two, []], **ABOUT)
+
+
+def test_the_comparison_with_one_process_looks_at_what_is_not_cut_and_says_when_there_is_nothing():
+    sick, healthy = token_run(2 * GRADIENT), token_run(GRADIENT)
+    assert differs_from_one_process(sick).startswith("gradient:") and differs_from_one_process(healthy) == ""
+    assert differs_from_one_process(token_run(GRADIENT[:1])) == "", "a shard is not compared with the whole"
+    with pytest.raises(KeyError, match="no loss, output or gradient"):
+        differs_from_one_process(RunSeen({"dp": 1}, 0, [{}], alone=RunSeen({"dp": 1}, 0, [{}])))
+    with pytest.raises(AttributeError):
+        differs_from_one_process(RunSeen({"dp": 1}, 0, [{"loss": 1.0}]))
