@@ -32,11 +32,11 @@ def draw_dots(
     y = canvas.title(title, width) + 28
     x, farthest = 0.0, max(map(text_width, lines_of(title, width)))
     for kind, words in legend.items():
-        step = 18 + text_width(words) + 12
+        step = 20 + text_width(words) + 12
         if x and x + step > width:
             x, y = 0.0, y + 20
-        _put(canvas, kind, x + 6, y + 6, 5)
-        canvas.text(x + 18, y + 11, words)
+        _put(canvas, kind, x + 9, y + 6, 5)
+        canvas.text(x + 20, y + 11, words)
         x += step
         farthest = max(farthest, x - 12)
     y += 40
@@ -45,7 +45,7 @@ def draw_dots(
     for k, words in enumerate(columns):
         canvas.note(named + (k + 0.5) * across, y, words, "middle")
     y += 8
-    high = min(24.0, max(17.0, across))
+    high = min(20.0, max(17.0, across))
     for name, places in rows.items():
         canvas.note(0, y + high / 2 + 4.5, name)
         canvas.rect(named, y + high - 0.4, across * len(columns), 0.8, radius=0, fill=color("rule"))

@@ -18,6 +18,7 @@ from book.figures.svg import Figure
 from course.museum.room import FIRES, SILENT, Room, RunSeen
 
 NOT_HERE, UNWRITTEN, FALSE_ALARM = "–", "not written yet", "false alarm"
+MEANINGS = {FIRES: "finds it", SILENT: "looks, and is silent", FALSE_ALARM: "false alarm", NOT_HERE: "cannot look"}
 SHOWN_AS = {FIRES: DOT, FALSE_ALARM: BAD, SILENT: RING, NOT_HERE: NOTHING}
 
 
@@ -86,7 +87,7 @@ class Verdicts(Exhibit):
             [room.partition(".")[2] for room in head],
             title=title,
             alt=alt,
-            legend={DOT: "finds it", RING: "looks, and is silent", BAD: "false alarm", NOTHING: "cannot look"},
+            legend={SHOWN_AS[words]: of for words, of in MEANINGS.items() if any(words in said for _, *said in rows)},
             caption=caption,
         )
 

@@ -97,7 +97,8 @@ VERDICTS = [["room", "15.4", "15.5"], ("a", FIRES, SILENT), ("b", NOT_HERE, FALS
 def test_verdicts_are_dots():
     figure = Verdicts(VERDICTS).drawn("Who?")
     assert figure.alt.endswith("15.4 to 15.5. a: fires in 15.4. b: false alarm in 15.5.")
-    assert {"4", "5", "a", "b"} <= {*texts(figure)}
+    assert {"4", "5", "a", "b", "finds it", "looks, and is silent", "false alarm", "cannot look"} <= {*texts(figure)}
+    assert "false alarm" not in texts(Verdicts(VERDICTS[:2]).drawn("Who?")), "a legend has what is there"
     with pytest.raises(NotImplementedError, match="c is not written yet"):
         Verdicts([*VERDICTS, ("c", UNWRITTEN, UNWRITTEN)]).drawn("Who?")
 
