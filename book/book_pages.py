@@ -226,7 +226,8 @@ MATHJAX = re.compile(r"<script>window\.MathJax = .*?</script>\s*|<script [^>]*ma
 # It paints what was searched for on every page that follows, also inside of other words, also in the sidebar.
 HIGHLIGHT = re.compile(r"<script [^>]*sphinx_highlight[^>]*></script>\s*")
 # A path or a name that is longer than a line would be broken anywhere, also before the full stop that follows it.
-LONG_CODE, BREAKS = re.compile(r'(?<=<span class="pre">)[^<]{16,}(?=</span>)'), re.compile(r"[/._=:]+(?=[^/._=:])")
+LONG_CODE = re.compile(r'(?<=<span class="pre">)[^<]{16,}(?=</span>)')
+BREAKS = re.compile(r"[/._=:]+(?=[^/._=:])|(?<=[a-z])(?=[A-Z])")
 TIDY = [  # a pattern, and what stands in its place, on every page
     (
         re.compile(r'(?<!class="whole">)(<span class="math [^"]*">[^<]*</span>[.,;:!?)]+)'),

@@ -167,6 +167,7 @@ def test_a_long_name_may_be_broken_at_its_joints_and_a_short_one_nowhere():
 
     once = tidy("torch/distributed/_x.py")
     assert once == '<code><span class="pre">torch/<wbr>distributed/_<wbr>x.<wbr>py</span></code>.'
+    assert tidy("RendezvousTimeoutError").count("<wbr>") == 2
     assert long.sub(by, once) == once, "a build that goes on from an older one does it once"
     assert "<wbr>" not in tidy("lib/comm.py") and "<wbr>" not in tidy("--an-option-with-a-name")
     assert "&lt;<wbr>" not in tidy("Callable[&lt;int&gt;]")

@@ -14,7 +14,7 @@ EVERY = 7  # of a schedule's blocks, which are all alike, each seventh is touche
 def live(name: str) -> bool:
     """Whether the page has something that a finger moves."""
     html = (SITE / name).read_text(encoding="utf-8")
-    return any(mark in html for mark in ("pbh-player", "pbh-explorer", "workshop.js"))
+    return any(mark in html for mark in ('<figure class="pbh-player', '<figure class="pbh-explorer', "workshop.js"))
 
 
 def state(page) -> list:
@@ -45,7 +45,7 @@ def test_a_finger_that_scrolls_changes_nothing_on_a_page(opened, name):
     scrolled = 0
     for thing in things:
         thing.evaluate("one => one.scrollIntoView({ block: 'center', behavior: 'instant' })")
-        before, box = settled(page), thing.bounding_box()
+        before, box = state(page), thing.bounding_box()
         up = page.evaluate("scrollY + innerHeight + 220 < document.documentElement.scrollHeight")
         x, y = box["x"] + min(0.7 * box["width"], 200), box["y"] + box["height"] / 2
         scrolled += abs(swipe(page, x, y, ASKEW if up else (ASKEW[0], -ASKEW[1]))) > 50
