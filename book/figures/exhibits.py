@@ -1,8 +1,8 @@
-"""The exhibit of each room of the museum as a picture: what the victims had beside what is right.
+"""The exhibit of each room of the museum as a picture: the numbers of the victims next to the right ones.
 
-The problem: a table of four-digit numbers hides the pattern by which one knows a bug.
+The problem: a table of four-digit numbers hides the pattern that names a bug.
 The idea: the numbers become shares of the right ones, as in chapter 15, so that all that is right looks the same, and
-what is left is the pattern. Samples that are read and tokens that are seen are dots; calls are boxes with arrows.
+only the pattern is left. Samples that are read and tokens that are seen are dots; calls are boxes with arrows.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ def _token_count(run: RunSeen, healthy: Healthy) -> Figure:
     }
     return _shares(
         rows,
-        "Two ranks beside one process",
-        "Each number is a share of what one process has, which reads all the tokens. Both ranks agree.",
+        "Two ranks and one process",
+        "Each number is a share of the number in one process, which reads all the tokens. Both ranks agree.",
     )
 
 
@@ -66,8 +66,8 @@ def _replicas_in_norm(run: RunSeen, healthy: Healthy) -> Figure:
     right = healthy()
     rows = {"norm, as logged": [known["norm"] / right["norm"] for known in run.ranks]}
     rows |= {f"gradient of {name}": of for name, of in gradients_of_ranks(run, right["gradients"]).items()}
-    told = "Of up and down a rank has a shard, of scale and bias a replica. Only the logged norm is wrong."
-    return _shares(rows, "The logged norm and four gradients", told)
+    note = "Of up and down a rank has a shard, of scale and bias a replica. Only the logged norm is wrong."
+    return _shares(rows, "The logged norm and four gradients", note)
 
 
 def _bias_on_each_rank(run: RunSeen, healthy: Healthy) -> Figure:
@@ -84,10 +84,10 @@ def _bias_on_each_rank(run: RunSeen, healthy: Healthy) -> Figure:
 def _router_gradient(run: RunSeen, healthy: Healthy) -> Figure:
     rows = {"the loss": [known["loss"] / run.alone["loss"] for known in run.ranks]}
     rows |= {f"gradient of {name}": of for name, of in gradients_of_ranks(run, run.alone["gradients"]).items()}
-    told = (
+    note = (
         "Of up and down a rank has a shard; scale and router are on both ranks in full. Add the two numbers of a row."
     )
-    return _shares(rows, "The loss and four gradients", told)
+    return _shares(rows, "The loss and four gradients", note)
 
 
 def _late_gather(run: RunSeen, healthy: Healthy) -> Figure:
@@ -95,8 +95,8 @@ def _late_gather(run: RunSeen, healthy: Healthy) -> Figure:
         f"the {name}": [ours / right for ours, right in zip(run[key], run.alone[key], strict=True)][:3]
         for name, key in (("loss", "loss"), ("norm of the gradient", "norm"))
     }
-    told = "Each number is a share of what the run has without the option. See which step is the first that differs."
-    return _shares(rows, "With the option, beside without it", told, columns="step")
+    note = "Each number is a share of the number without the option. See which step is the first that differs."
+    return _shares(rows, "A run with the option, compared with a run without it", note, columns="step")
 
 
 def _gather_of_heads(run: RunSeen, healthy: Healthy) -> Figure:
@@ -128,8 +128,8 @@ def _fused_weight(run: RunSeen, healthy: Healthy) -> Figure:
         "norm of all shards of qkv": [(shards.norm() / whole.norm()).item()] * len(run.ranks),
         "shape of the shard": [" × ".join(map(str, known["qkv"].shape)) for known in run.ranks],
     }
-    told = f"In one process qkv has {len(whole)} rows, as in the checkpoint. The loss is a multiple of the right one."
-    return _shares(rows, "Two ranks with the loaded weights", told)
+    note = f"In one process qkv has {len(whole)} rows, as in the checkpoint. The loss is a multiple of the right one."
+    return _shares(rows, "Two ranks with the loaded weights", note)
 
 
 def _tied_embedding(run: RunSeen, healthy: Healthy) -> Figure:
@@ -154,11 +154,11 @@ def _resume(run: RunSeen, healthy: Healthy) -> Figure:
     steps = [*zip(*(known["before"] for known in run.ranks), strict=True)]
     split = len(steps)
     steps += zip(*(known["after"] for known in run.ranks), strict=True)
-    rows, told, read = {}, [], set()
+    rows, lines, read = {}, [], set()
     for k, of_ranks in enumerate(steps):
         now = {*chain.from_iterable(of_ranks)}
         again = f", {len(now & read)} of them again" if now & read else ""
-        told.append(f"Step {k + 1} reads samples {min(now)} to {max(now)}{again}.")
+        lines.append(f"Step {k + 1} reads samples {min(now)} to {max(now)}{again}.")
         name = f"step {k + 1}" if k != split else f"restart, {k + 1}"
         rows[name] = [_dot(sample in now, sample in read) for sample in range(run["epoch"])]
         read |= now
@@ -167,7 +167,7 @@ def _resume(run: RunSeen, healthy: Healthy) -> Figure:
         rows,
         columns,
         title="Which samples does each step read?",
-        alt=" ".join([*told, f"The restart is before step {split + 1}."]),
+        alt=" ".join([*lines, f"The restart is before step {split + 1}."]),
         legend={DOT: "is read", BAD: "was read before"},
         caption=f"The epoch has samples 0 to {run['epoch'] - 1}. Before the restart four ranks read a sample each; "
         "after it two ranks along tp read the same two samples. Columns without a dot are never read.",
@@ -187,8 +187,8 @@ def _bytes_sent(run: RunSeen, healthy: Healthy) -> Figure:
     }
     for k, (what, each) in enumerate(plan.items()):
         rows[f"bytes: {what}"] = [calls[k].bytes / (each * (n - 1)) for calls in run.sent]
-    told = "Loss and weights as shares of one process, bytes as shares of the plan: a shard of the weights in 8 bits."
-    return _shares(rows, "Results and messages of a step", told)
+    note = "Loss and weights as shares of one process, bytes as shares of the plan: a shard of the weights in 8 bits."
+    return _shares(rows, "Results and messages of a step", note)
 
 
 def _deadlock(run: RunSeen, healthy: Healthy) -> Figure:
@@ -196,7 +196,7 @@ def _deadlock(run: RunSeen, healthy: Healthy) -> Figure:
     received = {
         name: (rank, k) for rank, mine in enumerate(calls) for k, (kind, _, name) in enumerate(mine) if kind == "recv"
     }
-    told = [
+    lines = [
         f"Call {k + 1} of rank {rank} sends to call {received[name][1] + 1} of rank {received[name][0]}."
         for rank, mine in enumerate(calls)
         for k, (kind, _, name) in enumerate(mine)
@@ -205,7 +205,7 @@ def _deadlock(run: RunSeen, healthy: Healthy) -> Figure:
     return draw_calls(
         calls,
         title="The first calls of a step",
-        alt=" ".join(told),
+        alt=" ".join(lines),
         caption="Each rank makes its calls from top to bottom. Play them: a send may wait until the other rank is in "
         "the receive at the tip of its arrow.",
     )
@@ -218,8 +218,8 @@ def _bubble_report(run: RunSeen, healthy: Healthy) -> Figure:
         "ticks idle": [f"{step - known['busy']}" for known in run.ranks],
         "reported : counted share": [run["bubble"] / (1 - known["busy"] / step) for known in run.ranks],
     }
-    told = "The counted idle share is idle ticks, divided by all ticks. The last row compares the report with it."
-    return _shares(rows, "Four ranks that count", told)
+    note = "The counted idle share is idle ticks, divided by all ticks. The last row compares the report with it."
+    return _shares(rows, "Four ranks that count", note)
 
 
 def _muon_on_shards(run: RunSeen, healthy: Healthy) -> Figure:
@@ -232,11 +232,11 @@ def _muon_on_shards(run: RunSeen, healthy: Healthy) -> Figure:
         ours = torch.cat([known["updates"][name] for known in run.ranks])
         rows[f"{name}: norms of shards"] = [f"{known['updates'][name].norm():.2f}" for known in run.ranks]
         rows[f"{name}: norm of all"] = [(ours.norm() / whole.norm()).item()] * len(run.ranks)
-    told = (
+    note = (
         "Framed and pale numbers are shares of what one rank computes. Norms of a rank's shard of the update have no "
         "frame; the norm of all shards together follows."
     )
-    return _shares(rows, "Gradients and updates of two weights", told)
+    return _shares(rows, "Gradients and updates of two weights", note)
 
 
 DRAWN: Mapping[str, Callable[[RunSeen, Healthy], Figure]] = {
