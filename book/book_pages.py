@@ -226,11 +226,15 @@ UNWANTED = re.compile(
 MATHJAX = re.compile(r"<script>window\.MathJax = .*?</script>\s*|<script [^>]*mathjax/[^>]*></script>\s*", re.DOTALL)
 # It paints what was searched for on every page that follows, also inside of other words, also in the sidebar.
 HIGHLIGHT = re.compile(r"<script [^>]*sphinx_highlight[^>]*></script>\s*")
+# A path or a name that is longer than a line would be broken anywhere, also before the full stop that follows it.
+LONG_CODE = re.compile(r'(?<=<span class="pre">)[^<]{16,}(?=</span>)')
+BREAKS = re.compile(r"[/._=:]+(?=[^/._=:])|(?<=[a-z])(?=[A-Z])")
 TIDY = [  # a pattern, and what stands in its place, on every page
     (
         re.compile(r'(?<!class="whole">)(<span class="math [^"]*">[^<]*</span>[.,;:!?)]+)'),
         r'<span class="whole">\1</span>',
     ),
+    (LONG_CODE, lambda word: BREAKS.sub(r"\g<0><wbr>", word[0])),
     (UNWANTED, ""),
     (re.compile('role="doc-biblioentry"'), 'role="listitem"'),  # docutils gives a role that is deprecated
     (re.compile('<summary>(?=<span class="toctree-toggle")'), '<summary aria-label="The pages below">'),

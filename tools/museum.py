@@ -53,7 +53,9 @@ def section(room: Room) -> str:
 **Room {room.id}.** {joined(room.story)} {room.source}.
 
 ```{{code-cell}} ipython3
-exhibit("{room.id}")
+:tags: [figure]
+
+exhibit_drawn("{room.id}")
 ```
 
 > **Guess before you read on.** {QUESTION}
@@ -69,7 +71,7 @@ exhibit("{room.id}")
 
 </details>
 
-Write the check that would have caught it: [exercise {room.id.partition(".")[2]}]({task}).
+Write the check: [exercise {room.id.partition(".")[2]}]({task}).
 """
 
 

@@ -376,8 +376,14 @@
     const caret = at === null ? "" : `M${at} ${y(block.rank) - 4}v${TALL + 8}`;
     part(".caret").setAttribute("d", caret);
   };
+  const take = () => {
+    select(drag.block);
+    drag.element.focus({ preventScroll: true });
+    drag.block = drag.element.block; // what is drawn anew is another
+  };
   const drop = (isMeant) => {
     if (!drag) return;
+    if (isMeant && !drag.isMoving) take();
     const { block, element, isMoving } = drag, { to } = goal(drag);
     element.classList.remove("lifted");
     drag = null;
@@ -387,9 +393,8 @@
   grid.addEventListener("pointerdown", (event) => {
     const element = event.target.closest(".block");
     if (!element || event.button) return;
-    select(element.block);
-    element.focus({ preventScroll: true });
     drag = { element, block: element.block, from: event, dx: 0, isMoving: false };
+    if (event.pointerType !== "touch") take(); // a finger may be about to scroll the page
     grid.setPointerCapture(event.pointerId);
     event.preventDefault();
   });
@@ -398,6 +403,7 @@
     drag.dx = event.clientX - drag.from.clientX;
     if (!drag.isMoving) {
       if (Math.abs(drag.dx) < Math.max(8, Math.abs(event.clientY - drag.from.clientY))) return;
+      take();
       drag.isMoving = true;
       drag.element.classList.add("lifted");
       drag.element.parentNode.append(drag.element); // above all others

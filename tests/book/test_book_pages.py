@@ -168,3 +168,17 @@ def test_previous_and_next_walk_through_chapters(page, before, after):
     pages.walk_chapters(App, page, "page.html", context, None)
     links = [context[name] and context[name]["link"] for name in ("prev", "next")]
     assert links == [before, after if after or page != "chapters/02c_more" else "theme"]
+
+
+def test_a_long_name_may_be_broken_at_its_joints_and_a_short_one_nowhere():
+    (long, by), *_ = [(pattern, by) for pattern, by in pages.TIDY if pattern is pages.LONG_CODE]
+
+    def tidy(words: str) -> str:
+        return long.sub(by, f'<code><span class="pre">{words}</span></code>.')
+
+    once = tidy("torch/distributed/_x.py")
+    assert once == '<code><span class="pre">torch/<wbr>distributed/_<wbr>x.<wbr>py</span></code>.'
+    assert tidy("RendezvousTimeoutError").count("<wbr>") == 2
+    assert long.sub(by, once) == once, "a build that goes on from an older one does it once"
+    assert "<wbr>" not in tidy("lib/comm.py") and "<wbr>" not in tidy("--an-option-with-a-name")
+    assert "&lt;<wbr>" not in tidy("Callable[&lt;int&gt;]")

@@ -17,7 +17,9 @@ from matplotlib.figure import Figure as Sheet
 import book.figures
 from book.figures import raster
 from book.figures.activations import Activation, Sent, draw_activations
+from book.figures.calls import draw_calls
 from book.figures.curves import draw_bars, draw_curves, draw_log_log
+from book.figures.dots import BAD, DOT, NOTHING, RING, draw_dots
 from book.figures.equal import draw_equal
 from book.figures.fastest import draw_fastest
 from book.figures.fingerprint import draw_fingerprint
@@ -178,6 +180,21 @@ FIGURES = {
     "rank": lambda: draw_rank(2, {"dp": 2, "pp": 2, "tp": 2}, alt="a"),
     "nested": lambda: draw_nested(LEVELS, alt="a"),
     "fingerprint": lambda: draw_fingerprint({"a norm": [1, 0.5]}, title="t", alt="a"),
+    "shares and words": lambda: draw_fingerprint(
+        {"a long name of a number": [1, 51.14, "12 × 8"], "b": [0, 1.0023, ""]},
+        columns=("before", "in the file", "c"),
+        near=1e-9,
+        **ABOUT,
+    ),
+    "dots": lambda: draw_dots(
+        {f"rank {k}, token {k}": (DOT, RING, BAD, NOTHING) * 6 for k in range(3)},
+        [f"{k}" if k % 4 == 0 else "" for k in range(24)],
+        legend={DOT: "finds it", RING: "looks, and is silent", BAD: "false alarm", NOTHING: "cannot look"},
+        **ABOUT,
+    ),
+    "calls": lambda: draw_calls(
+        [[("run", 0, "0F0"), ("send", 1, "1F0")], [("recv", 0, "1F0"), ("run", 1, "1B0")]], **ABOUT
+    ),
     "nodes": lambda: draw_nodes(8, "450 GB/s", "50 GB/s", title="t", alt="a"),
     "sums": lambda: draw_sums({"a norm": ((0, 4), (0, 1, 4, 5))}, 8, title="t", alt="a"),
     "boxes": lambda: draw_boxes(2, 3, 12, title="t", alt="a"),

@@ -1,4 +1,4 @@
-"""A phone of 390 px: what is wider scrolls by itself and shows that it does; full stops stay with their formula."""
+"""A phone of 390 px: what is wider scrolls by itself and shows that it does; full stops stay with what they end."""
 
 import re
 
@@ -43,3 +43,30 @@ def test_a_full_stop_stays_with_its_formula(name):
     html = (SITE / name).read_text(encoding="utf-8")
     torn = re.findall(r'(?<!class="whole">)<span class="math [^"]*">[^<]*</span>[.,;:]', html)
     assert torn == []
+
+
+WIDTHS = 360, 390, 414
+TORN = """() => {
+    const found = [], all = document.createTreeWalker(document.querySelector('article'), NodeFilter.SHOW_TEXT);
+    while (all.nextNode()) {
+        const text = all.currentNode, before = text.previousSibling?.getClientRects?.();
+        if (!/^[.,;:!?)]/.test(text.data) || !before?.length) continue;
+        const stop = document.createRange();
+        stop.setStart(text, 0);
+        stop.setEnd(text, 1);
+        const { width, top } = stop.getBoundingClientRect();
+        if (width && top > before[before.length - 1].bottom - 4)
+            found.push(text.previousSibling.textContent.slice(-60) + text.data.slice(0, 20));
+    }
+    return found;
+}"""
+
+
+@pytest.mark.parametrize("name", each(LISTED))
+def test_no_full_stop_begins_a_line(browser, name):
+    page = browser.new_page(viewport={"width": WIDTHS[0], "height": 844})
+    page.goto((SITE / name).as_uri())
+    for width in WIDTHS:
+        page.set_viewport_size({"width": width, "height": 844})
+        assert page.evaluate(TORN) == [], width
+    page.close()

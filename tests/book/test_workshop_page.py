@@ -427,6 +427,9 @@ def test_a_finger_drags_a_block_and_the_page(page_at):
     slide(*middle(page, "0F2"), 30, -80)
     page.wait_for_function(f"scrollY !== {at}")
     assert rows(page) == before, "a finger that goes up scrolls"
+    assert page.locator(".block.selected title").text_content().startswith("0F1:"), "and selects nothing"
+    block(page, "1F0").locator("text").tap()  # when the page has come to rest
+    assert page.locator(".block.selected title").text_content().startswith("1F0:")
 
 
 def test_the_keyboard_does_what_the_mouse_does(page_at):
