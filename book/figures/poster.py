@@ -25,7 +25,7 @@ CUTS = {  # the name of a panel → what its ranks send
 def draw_poster(*, title: str, alt: str, caption: str = "", width: float = WIDE) -> Figure:
     """The four cuts in a row, or two by two on a phone: rows of the batch in yellow, weights dark, messages orange."""
     canvas = Canvas(alt)
-    legend = [("activation", "rows of the batch"), ("param", "weights"), ("outline", "gathered"), ("comm", "sent")]
+    legend = [("activation", "rows of the batch"), ("param", "weights"), ("outline", "gathered"), ("comm", "sent →")]
     top = canvas.head(title, legend, 0, width) + 10
     across = 2 if width <= NARROW else 4
     wide = (width - 18 * (across - 1)) / across
@@ -33,7 +33,7 @@ def draw_poster(*, title: str, alt: str, caption: str = "", width: float = WIDE)
         x, y = k % across * (wide + 18), top + k // across * (HIGH + 18)
         canvas.text(x, y + 12, name, font_weight=650, font_size=15)
         draw(canvas, x, y + 26, wide)
-        canvas.note(x, y + HIGH - 4, f"sends {CUTS[name]}")
+        canvas.note(x, y + HIGH - 4, f"→ {CUTS[name]}")
     return canvas.figure(width, top + -(-len(CUTS) // across) * (HIGH + 18) - 12, caption)
 
 

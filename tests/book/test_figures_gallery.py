@@ -29,6 +29,7 @@ from book.figures.memory import draw_memory
 from book.figures.moves import draw_before_after, draw_collectives, draw_step
 from book.figures.nodes import draw_nodes
 from book.figures.pipelines import draw_bubble, draw_dilution, draw_kept
+from book.figures.poster import draw_poster
 from book.figures.ranks import draw_boxes, draw_nested, draw_rank, draw_sums
 from book.figures.scatter import Dot, draw_scatter
 from book.figures.schedule import draw_block, draw_end, draw_gantt, draw_messages
@@ -197,6 +198,7 @@ FIGURES = {
     ),
     "nodes": lambda: draw_nodes(8, "450 GB/s", "50 GB/s", title="t", alt="a"),
     "sums": lambda: draw_sums({"a norm": ((0, 4), (0, 1, 4, 5))}, 8, title="t", alt="a"),
+    "poster": lambda: draw_poster(title="t", alt="a"),
     "boxes": lambda: draw_boxes(2, 3, 12, title="t", alt="a"),
     "messages": lambda: draw_messages(one_f_one_b(3, 3), **ABOUT),
     "schedule": lambda: draw_gantt(simulate(zb_v(4, 8)), **ABOUT),
