@@ -41,5 +41,5 @@ def test_zero_has_a_quarter_of_every_layer_and_a_pipeline_rank_has_full_layers()
 def test_it_names_cuts_and_messages_on_both_widths():
     figure = draw_poster(**ALT)
     for words in (texts(figure), texts(figure.narrow)):
-        assert set(CUTS) < set(words) and all(f"sends {sent}" in words for sent in CUTS.values())
+        assert set(CUTS) < set(words) and all(f"→ {sent}" in words for sent in CUTS.values())
     assert f'viewBox="0 0 {NARROW:g} ' in figure.narrow
