@@ -91,15 +91,21 @@ STATIONS = {  # by the chapter after which the run is like this
     8: Station("GPipe", "GPipe", "4 copies of 4 stages of 4 GPUs, GPipe", _PIPELINE, keeps_all=True),
     9: Station("1F1B", "1F1B", "4 copies of 4 stages of 4 GPUs, 1F1B", _PIPELINE),
     11: Station(
-        "interleaved", "interleaved", "4 × 4 × 4 GPUs, interleaved 1F1B", _PIPELINE._replace(stages_per_rank=5)
+        "interleaved",
+        "interleaved",
+        "4 copies of 4 stages of 4 GPUs, interleaved 1F1B",
+        _PIPELINE._replace(stages_per_rank=5),
     ),
-    12: Station("ZB-V", "ZB-V", "4 × 4 × 4 GPUs, ZB-V", _PIPELINE._replace(stages_per_rank=2, schedule="zb-v")),
+    12: Station(
+        "ZB-V", "ZB-V", "4 copies of 4 stages of 4 GPUs, ZB-V", _PIPELINE._replace(stages_per_rank=2, schedule="zb-v")
+    ),
 }
 KINDS = {"computes": "computation", "waits": "waiting for messages", "idles": "bubble"}
 MODELLED = (
-    "Filled: the layout fits. Hollow: it does not, and the seconds are those it would take. "
-    "Modelled by lib.planner: Llama 2 70B on {gpus} H100, 1,024 sequences of 4,096 tokens in a step, one at a time; "
-    "large matmuls at {share:.0%} of the peak, {link:.0f} GB/s from a GPU inside a node, {network:.0f} GB/s out of it."
+    "Filled: the layout fits. Hollow: it does not, and the seconds are those it would take. Memory is on a logarithmic "
+    "scale. Modelled by lib.planner: Llama 2 70B on {gpus} H100, 1,024 sequences of 4,096 tokens in a step, one in a "
+    "microbatch; large matmuls at {share:.0%} of the peak, {link:.0f} GB/s from a GPU inside a node, {network:.0f} "
+    "GB/s out of it."
 )
 
 

@@ -57,7 +57,7 @@ class Road:
         """Returns the height of the picture."""
         self._draw_memory()
         self._draw_seconds()
-        y = self.top + MEMORY_PX + SECONDS_PX + 112
+        y = self.top + MEMORY_PX + SECONDS_PX + 120
         self.canvas.note(0, y, "chapter")
         for chapter, stop in self.stops.items():
             is_now = chapter == self.after
@@ -124,7 +124,16 @@ class Road:
             if values[chapter] > OFF_S:
                 self.canvas.text(self._x(chapter) + 11, y(OFF_S + 1) + 4, f"{values[chapter] / 60:.0f} min")
             else:
-                self._number(chapter, y(values[chapter]) - 10, values[chapter], "{:.1f}")
+                down = 20 if self._comes_from_above(chapter, values, y) else -10
+                self._number(chapter, y(values[chapter]) + down, values[chapter], "{:.1f}")
+
+    def _comes_from_above(self, chapter: int, values: dict[int, float], y: Callable[[float], float]) -> bool:
+        """Whether a line would run through a number above the stop: a steep one, or one that leads to the bracket."""
+        before = max((one for one in values if one < chapter), default=chapter)
+        is_led_past = (
+            chapter == self.after and self.since is not None and 3 < y(values[chapter]) - y(values[self.since]) < 28
+        )
+        return is_led_past or values[before] > OFF_S >= values[chapter]
 
     def _name(self, y: float, name: str, ticks: dict[float, str]) -> None:
         self.canvas.text(0, y, name)
@@ -150,10 +159,17 @@ class Road:
         self.canvas.text(self._x(chapter), y, form.format(value), "middle", **paint)
 
     def _said(self, values: dict[int, float], y: Callable[[float], float], form: str) -> list[int]:
-        """The last stop, and those that differ from the one before; on a phone the one before alone, if it is far."""
+        """The last stop, the one compared with it, and those that differ from the one before.
+
+        On a phone, of all but the last the one before alone, if it is far.
+        """
         words = {chapter: form.format(value) for chapter, value in values.items()}
         befores = dict(pairwise(reversed(words)))
-        others = [one for one in words if words[one] not in (words[self.after], words.get(befores.get(one)))]
+        others = [
+            one
+            for one in words
+            if one != self.after and (one == self.since or words[one] != words.get(befores.get(one)))
+        ]
         if self._is_narrow:
             others = [one for one in others[-1:] if abs(y(values[one]) - y(values[self.after])) > 14]
         return [*others, self.after]
@@ -162,7 +178,9 @@ class Road:
         """Right of the last stop, from the height of the earlier one; none where their numbers are the same."""
         if self.since is None or form.format(values[self.since]) == form.format(values[self.after]):
             return
-        was, now = values[self.since], values[self.after]
+        was, now = (
+            round(values[one], 1 if unit == "s" else 0) for one in (self.since, self.after)
+        )  # as they are shown
         x, start, high = self._x(self.after) + 16, y(was), y(now) - y(was)
         self._level(start, self._x(self.since), x, stroke=color("soft"), stroke_dasharray="2 3")
         self.canvas.path(f"M{num(x - 5)} {num(start)}l5 0l0 {num(high)}l-5 0", stroke=color("text"))

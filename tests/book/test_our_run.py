@@ -71,7 +71,7 @@ def test_what_a_stop_shows():
 def test_a_bracket_has_the_difference_from_one_stop_to_the_next():
     figure = our_run(7, since=6)
     was, now = STATIONS[6], STATIONS[7]
-    assert f"−{was.step_s - now.step_s:.1f} s" in texts(figure)
+    assert f"−{round(was.step_s, 1) - round(now.step_s, 1):.1f} s" in texts(figure), "of the numbers that are shown"
     assert f"−{(was.memory_bytes - now.memory_bytes) / 1e9:.0f} GB" in texts(figure)
     assert f"÷ {STATIONS[3].memory_bytes / STATIONS[4].memory_bytes:.2g}" in texts(our_run(4, since=3))
     for lane, bracket in zip(circles(figure.svg), paths(figure, stroke="text"), strict=True):
