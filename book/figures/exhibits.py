@@ -170,7 +170,7 @@ def _resume(run: RunSeen, healthy: Healthy) -> Figure:
         alt=" ".join([*lines, f"The restart is before step {split + 1}."]),
         legend={DOT: "is read", BAD: "was read before"},
         caption=f"The epoch has samples 0 to {run['epoch'] - 1}. Before the restart four ranks read a sample each; "
-        "after it two ranks along tp read the same two samples. Columns without a dot are never read.",
+        "after it two ranks along tp read the same two samples. Columns without a dark dot are never read.",
     )
 
 

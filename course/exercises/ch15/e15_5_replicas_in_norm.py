@@ -2,7 +2,7 @@
 
 Two models with multi-head latent attention were trained on eight tensor-parallel ranks. Their logged gradient norms
 were 1.52 and 1.36 times the right ones, with a ratio that was constant over the steps. The loss was almost the same:
-gradients are clipped to this norm, and an optimizer that divides by the size of a gradient hardly notices. But people
+gradients are clipped by this norm, and an optimizer that divides by the size of a gradient hardly notices. But people
 choose the clipping threshold, and call for help, by this number.
 """
 
