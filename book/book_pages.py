@@ -235,6 +235,7 @@ TIDY = [  # a pattern, and what stands in its place, on every page
         r'<span class="whole">\1</span>',
     ),
     (LONG_CODE, lambda word: BREAKS.sub(r"\g<0><wbr>", word[0])),
+    (re.compile(r"(>https?://[^<]*</a>)\.(?=</p>)"), r"\1"),  # a full stop after an address might be alone on a line
     (UNWANTED, ""),
     (re.compile('role="doc-biblioentry"'), 'role="listitem"'),  # docutils gives a role that is deprecated
     (re.compile('<summary>(?=<span class="toctree-toggle")'), '<summary aria-label="The pages below">'),

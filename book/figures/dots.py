@@ -41,7 +41,8 @@ def draw_dots(
         farthest = max(farthest, x - 12)
     y += 40
     named = max(text_width(name, SMALLEST_PX) for name in rows) + 10
-    across = min(30.0, (width - named) / len(columns))
+    edge = 6  # the words above the last column are wider than it
+    across = min(30.0, (width - named - edge) / len(columns))
     for k, words in enumerate(columns):
         canvas.note(named + (k + 0.5) * across, y, words, "middle")
     y += 8
@@ -52,7 +53,7 @@ def draw_dots(
         for k, kind in enumerate(places):
             _put(canvas, kind, named + (k + 0.5) * across, y + high / 2, min(5.0, across / 2 - 1.2))
         y += high
-    return canvas.figure(max(named + across * len(columns), farthest), y + 4, caption)
+    return canvas.figure(max(named + across * len(columns) + edge, farthest), y + 4, caption)
 
 
 def _put(canvas: Canvas, kind: str, x: float, y: float, radius: float) -> None:
