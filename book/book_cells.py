@@ -102,7 +102,10 @@ def folds_of(section: nodes.section, tag: str) -> list[Folded]:
 
 
 def gather(section: nodes.section) -> None:
-    """One line for a section: what else was measured and drawn there opens with it."""
+    """One line for a section: what else was measured and drawn there opens with it.
+
+    A fold and the cell that it leaves get the same class, `of-...`: so a tool can put it back beside its text.
+    """
     evidence, drawings = folds_of(section, "tag_evidence"), folds_of(section, "tag_figure")
     if len(evidence) + len(drawings) < 2:
         return
@@ -115,14 +118,16 @@ def gather(section: nodes.section) -> None:
         line = say_how_many(*counted(html), len(CLAIM.findall(html))) if evidence else drawings[0]["line"]
         mark = Folded("", line=line, classes=["folded", "evidence" if evidence else "code"])
         last += mark
-    for fold in [*evidence, *drawings]:
+    for number, fold in enumerate([*evidence, *drawings]):
         if fold is mark:
             continue
-        cell = fold.parent
+        cell, name = fold.parent, f"of-{section['ids'][0]}-{number}"
+        cell["classes"].append(name)
+        fold["classes"].append(name)
         cell.remove(fold)
         mark += fold
         if not cell.children:
-            cell.parent.remove(cell)
+            cell["classes"].append("moved")
 
 
 def fold_section(section: nodes.section, line: str) -> None:

@@ -144,6 +144,7 @@ def passages(html: str) -> list[Passage]:
     title = BeautifulSoup(html, "html.parser").select_one("article section")
     for unread in title.select(NOT_READ):
         unread.decompose()
+    put_back(title)
     parts = [(part.get("id"), part.extract()) for part in title.find_all("section", recursive=False)]
     told = [(section, *of_part(part)) for section, part in [("", title), *parts]]
     everything = [number for _, _, outputs in told for number in outputs]
@@ -152,6 +153,13 @@ def passages(html: str) -> list[Passage]:
         for section, texts, outputs in told
         for text, beside in texts
     ]
+
+
+def put_back(page) -> None:
+    """What opens with the line of its section goes back to its cell, beside the texts that it measures."""
+    for fold in page.select('details[class*="of-"]'):
+        name = next(one for one in fold["class"] if one.startswith("of-"))
+        page.select_one(f"div.cell.{name}").append(fold.extract())
 
 
 def is_block(tag) -> bool:
