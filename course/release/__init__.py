@@ -9,5 +9,6 @@ No room may import it.
 
 # What a notebook imports. The homeworks lie beside the rooms of course/, and are not in it: they have model answers.
 ROOMS = "check", "exercises", "grade", "museum", "practise", "release", "workshop"
-OF_BOOK = "__init__.py", "our_run.py", "explain", "figures", "published", "trials"
+FILES_OF_BOOK = "__init__.py", "axes.py", "axes_table.py", "our_run.py", "terms.py"
+OF_BOOK = *FILES_OF_BOOK, "explain", "figures", "published", "trials"
 LIBRARY = ("lib", "course/__init__.py", *(f"course/{room}" for room in ROOMS), *(f"book/{name}" for name in OF_BOOK))
