@@ -33,6 +33,31 @@ class Milestone(NamedTuple):
     fits: bool
 
 
+class Lane(NamedTuple):
+    """One quantity of the stops that are reached: its values, and where they are drawn."""
+
+    unit: str
+    decimals: int  # that are shown
+    values: dict[int, float]  # by chapter
+    y: Callable[[float], float]  # of a value, in pixels from the top of the picture
+
+    def height(self, chapter: int) -> float:
+        return self.y(self.values[chapter])
+
+    def words(self, chapter: int) -> str:
+        return f"{self.values[chapter]:,.{self.decimals}f}"
+
+    def before(self, chapter: int) -> int | None:
+        return max((one for one in self.values if one < chapter), default=None)
+
+    def change(self, was: int, now: int) -> str:
+        """From one stop to the next, of the numbers that are shown; as a factor where it is large."""
+        before, after = (round(self.values[one], self.decimals) for one in (was, now))
+        if max(before / after, after / before) < 2:
+            return f"{'+' if after > before else '−'}{abs(after - before):,.{self.decimals}f} {self.unit}"
+        return f"÷ {before / after:.2g}" if before > after else f"× {after / before:.2g}"
+
+
 @dataclass(frozen=True)
 class Road:
     """Two lanes over the same stops; those after the last one that is reached are only numbered.
@@ -94,15 +119,13 @@ class Road:
             f"GB on the fullest GPU; an H100 has {self.limit_gb:.0f}",
             {y(1000): "1,000", limit: f"{self.limit_gb:.0f}"},
         )
-        values = {chapter: stop.gigabytes for chapter, stop in self.stops.items() if chapter <= self.after}
-        self._draw_bracket(values, y, "{:,.0f}", "GB")
-        self._draw_line([(chapter, y(value)) for chapter, value in values.items()])
-        for chapter, value in values.items():
-            self._draw_stop(chapter, y(value), "ok" if self.stops[chapter].fits else "bad")
-        for chapter in self._said(values, y, "{:,.0f}"):
-            self._number(
-                chapter, y(values[chapter]) + (20 if self.stops[chapter].fits else -10), values[chapter], "{:,.0f}"
-            )
+        lane = Lane("GB", 0, self._reached(lambda stop: stop.gigabytes), y)
+        self._draw_bracket(lane)
+        self._draw_line([*lane.values], lane)
+        for chapter in lane.values:
+            self._draw_stop(chapter, lane, "ok" if self.stops[chapter].fits else "bad")
+        for chapter in self._said(lane):
+            self._number(chapter, lane, 20 if self.stops[chapter].fits else -10)
 
     def _draw_seconds(self) -> None:
         top = self.top + MEMORY_PX + 90
@@ -113,27 +136,30 @@ class Road:
         for tick in TICKS_S:
             self._level(y(tick), self._left, stroke=color("rule"))
         self._name(top - 30, "seconds of a step", {y(tick): f"{tick}" for tick in TICKS_S})
-        values = {chapter: stop.seconds for chapter, stop in self.stops.items() if chapter <= self.after}
-        self._draw_bracket(values, y, "{:.1f}", "s")
-        first, *rest = [(chapter, y(value)) for chapter, value in values.items()]
-        self._draw_line([first, *rest[:1]], stroke_dasharray="3 4")
-        self._draw_line(rest)
-        for chapter, value in values.items():
-            self._draw_stop(chapter, y(value), "text")
-        for chapter in self._said(values, y, "{:.1f}"):
-            if values[chapter] > OFF_S:
-                self.canvas.text(self._x(chapter) + 11, y(OFF_S + 1) + 4, f"{values[chapter] / 60:.0f} min")
+        lane = Lane("s", 1, self._reached(lambda stop: stop.seconds), y)
+        first, *rest = lane.values
+        self._draw_bracket(lane)
+        self._draw_line([first, *rest[:1]], lane, stroke_dasharray="3 4")
+        self._draw_line(rest, lane)
+        for chapter in lane.values:
+            self._draw_stop(chapter, lane, "text")
+        for chapter in self._said(lane):
+            if lane.values[chapter] > OFF_S:
+                words = f"{lane.values[chapter] / 60:.0f} min"
+                self.canvas.text(self._x(chapter) + 11, lane.height(chapter) + 4, words)
             else:
-                down = 20 if self._comes_from_above(chapter, values, y) else -10
-                self._number(chapter, y(values[chapter]) + down, values[chapter], "{:.1f}")
+                self._number(chapter, lane, 20 if self._comes_from_above(chapter, lane) else -10)
 
-    def _comes_from_above(self, chapter: int, values: dict[int, float], y: Callable[[float], float]) -> bool:
+    def _reached(self, value: Callable[[Milestone], float]) -> dict[int, float]:
+        return {chapter: value(stop) for chapter, stop in self.stops.items() if chapter <= self.after}
+
+    def _comes_from_above(self, chapter: int, lane: Lane) -> bool:
         """Whether a line would run through a number above the stop: a steep one, or one that leads to the bracket."""
-        before = max((one for one in values if one < chapter), default=chapter)
-        is_led_past = (
-            chapter == self.after and self.since is not None and 3 < y(values[chapter]) - y(values[self.since]) < 28
-        )
-        return is_led_past or values[before] > OFF_S >= values[chapter]
+        before = lane.before(chapter)
+        if before is not None and lane.values[before] > OFF_S:
+            return True
+        is_compared = chapter == self.after and self.since is not None
+        return is_compared and 3 < lane.height(chapter) - lane.height(self.since) < 28
 
     def _name(self, y: float, name: str, ticks: dict[float, str]) -> None:
         self.canvas.text(0, y, name)
@@ -143,50 +169,41 @@ class Road:
     def _level(self, y: float, start: float, end: float | None = None, **paint: object) -> None:
         self.canvas.path(f"M{num(start)} {num(y)}l{num((end or self.width) - start)} 0", **paint)
 
-    def _draw_line(self, points: list[tuple[int, float]], **paint: object) -> None:
-        for (one, start), (after, end) in pairwise(points):
-            path = f"M{num(self._x(one))} {num(start)}l{num(self._x(after) - self._x(one))} {num(end - start)}"
+    def _draw_line(self, chapters: list[int], lane: Lane, **paint: object) -> None:
+        for one, after in pairwise(chapters):
+            x, y = self._x(one), lane.height(one)
+            path = f"M{num(x)} {num(y)}l{num(self._x(after) - x)} {num(lane.height(after) - y)}"
             self.canvas.path(path, stroke=color("soft"), stroke_width=1.5, **paint)
 
-    def _draw_stop(self, chapter: int, y: float, ink: str) -> None:
+    def _draw_stop(self, chapter: int, lane: Lane, ink: str) -> None:
         half = 6.0 if chapter == self.after else 4.2
         fill = color(ink) if self.stops[chapter].fits else color("panel", True)
-        place = self._x(chapter) - half, y - half, 2 * half, 2 * half
+        place = self._x(chapter) - half, lane.height(chapter) - half, 2 * half, 2 * half
         self.canvas.rect(*place, radius=half, fill=fill, stroke=color(ink), stroke_width=2)
 
-    def _number(self, chapter: int, y: float, value: float, form: str) -> None:
+    def _number(self, chapter: int, lane: Lane, down: float) -> None:
         paint = {"font_weight": 650} if chapter == self.after else {"font_size": SMALLEST_PX}
-        self.canvas.text(self._x(chapter), y, form.format(value), "middle", **paint)
+        self.canvas.text(self._x(chapter), lane.height(chapter) + down, lane.words(chapter), "middle", **paint)
 
-    def _said(self, values: dict[int, float], y: Callable[[float], float], form: str) -> list[int]:
+    def _said(self, lane: Lane) -> list[int]:
         """The last stop, the one compared with it, and those that differ from the one before.
 
         On a phone, of all but the last the one before alone, if it is far.
         """
-        words = {chapter: form.format(value) for chapter, value in values.items()}
-        befores = dict(pairwise(reversed(words)))
-        others = [
-            one
-            for one in words
-            if one != self.after and (one == self.since or words[one] != words.get(befores.get(one)))
-        ]
+        words = {chapter: lane.words(chapter) for chapter in lane.values}
+        others = [one for one in words if one == self.since or words[one] != words.get(lane.before(one))]
+        others = [one for one in others if one != self.after]
         if self._is_narrow:
-            others = [one for one in others[-1:] if abs(y(values[one]) - y(values[self.after])) > 14]
+            others = [one for one in others[-1:] if abs(lane.height(one) - lane.height(self.after)) > 14]
         return [*others, self.after]
 
-    def _draw_bracket(self, values: dict[int, float], y: Callable[[float], float], form: str, unit: str) -> None:
+    def _draw_bracket(self, lane: Lane) -> None:
         """Right of the last stop, from the height of the earlier one; none where their numbers are the same."""
-        if self.since is None or form.format(values[self.since]) == form.format(values[self.after]):
+        if self.since is None or lane.words(self.since) == lane.words(self.after):
             return
-        was, now = (
-            round(values[one], 1 if unit == "s" else 0) for one in (self.since, self.after)
-        )  # as they are shown
-        x, start, high = self._x(self.after) + 16, y(was), y(now) - y(was)
+        x, start = self._x(self.after) + 16, lane.height(self.since)
+        high = lane.height(self.after) - start
         self._level(start, self._x(self.since), x, stroke=color("soft"), stroke_dasharray="2 3")
         self.canvas.path(f"M{num(x - 5)} {num(start)}l5 0l0 {num(high)}l-5 0", stroke=color("text"))
-        if max(was / now, now / was) < 2:
-            words = f"{'+' if now > was else '−'}{form.format(abs(now - was))} {unit}"
-        else:
-            words = f"÷ {was / now:.2g}" if was > now else f"× {now / was:.2g}"
         down = 4 if abs(high) > 12 else -5 - abs(high) / 2  # words on a short bracket are above the lines of the lane
-        self.canvas.text(x + 4, start + high / 2 + down, words, font_weight=650)
+        self.canvas.text(x + 4, start + high / 2 + down, lane.change(self.since, self.after), font_weight=650)
