@@ -94,11 +94,11 @@ def fold_cell(cell: nodes.container) -> None:
         cell.extend([*outputs, code])
 
 
-def folds_of(section: nodes.section, tag: str) -> list[Folded]:
-    """The closed lines of the cells with a tag, of this section alone and not of those inside it."""
+def folds_of(section: nodes.section, tag: str, kind: str) -> list[Folded]:
+    """The closed lines of a kind in the cells with a tag, of this section alone and not of those inside it."""
     cells = [child for child in section.children if tag in child.get("classes", [])]
     folds = [fold for cell in cells for fold in cell.children if isinstance(fold, Folded)]
-    return [fold for fold in folds if not fold.get("open", False)]
+    return [fold for fold in folds if kind in fold["classes"] and not fold.get("open", False)]
 
 
 def gather(section: nodes.section) -> None:
@@ -106,10 +106,9 @@ def gather(section: nodes.section) -> None:
 
     A fold and the cell that it leaves get the same class, `of-...`: so a tool can put it back beside its text.
     """
-    evidence, drawings = folds_of(section, "tag_evidence"), folds_of(section, "tag_figure")
+    evidence, drawings = folds_of(section, "tag_evidence", "evidence"), folds_of(section, "tag_figure", "code")
     if len(evidence) + len(drawings) < 2:
         return
-    evidence = [fold for fold in evidence if "evidence" in fold["classes"]]
     last = (evidence or drawings)[-1].parent
     if len(evidence) == 1:
         (mark,) = evidence

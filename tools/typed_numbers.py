@@ -156,10 +156,11 @@ def passages(html: str) -> list[Passage]:
 
 
 def put_back(page) -> None:
-    """What opens with the line of its section goes back to its cell, beside the texts that it measures."""
-    for fold in page.select('details[class*="of-"]'):
-        name = next(one for one in fold["class"] if one.startswith("of-"))
-        page.select_one(f"div.cell.{name}").append(fold.extract())
+    """What opens with the line of its section is put back into its cell, beside the texts that it measures."""
+    for fold in page.select("details.folded details.folded"):
+        for name in fold["class"]:
+            if name.startswith("of-"):
+                page.find("div", class_=name).append(fold.extract())
 
 
 def is_block(tag) -> bool:

@@ -8,6 +8,7 @@ import jupytext
 import nbformat
 import pytest
 from bs4 import BeautifulSoup
+from docutils import nodes
 
 from lib.lab.claims import _Row, _Table
 from tests.book.book_project import BOOK, build, load, soup
@@ -208,6 +209,15 @@ def test_a_section_has_one_mark(site):
     assert table.has_attr("open") and not closed.has_attr("open")
     (alone,) = marks("A picture")
     assert alone.find_parent(class_="tag_figure").figure
+
+
+def test_cells_that_were_not_run_have_no_mark():
+    """Their code alone is folded, each at its place."""
+    code = [cells.Folded("", line="How this was measured", classes=["folded", "code"]) for _ in range(2)]
+    made = [nodes.container("", one, classes=["cell", "tag_evidence"]) for one in code]
+    section = nodes.section("", nodes.title("", "Here"), *made, ids=["here"])
+    cells.gather(section)
+    assert section.children[1:] == made and [cell.children for cell in made] == [[one] for one in code]
 
 
 def test_a_mark_says_what_does_not_hold():
