@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from itertools import pairwise
 
 from book.figures.canvas import FRAMES, Canvas
 from book.figures.lanes import COMPUTE, NETWORK, Axis, Bar, Step, draw_axis
@@ -117,9 +116,8 @@ def draw_end(
 ) -> Figure:
     """Some ranks from a time to the end of the step, with a line below each wait between two actions."""
     bars = [bar for bar in schedule_bars(timeline) if bar.rank in ranks and bar.end > begin]
-    for rank in ranks:
-        pairs = pairwise([bar for bar in bars if bar.rank == rank])
-        bars += [Bar(rank, COMPUTE, "idle", "wait", a.end, b.start) for a, b in pairs if b.start > a.end]
+    waits = ((start, slot) for rank in ranks for start, slot in timeline.pauses(rank) if start > begin)
+    bars += [Bar(slot.rank, COMPUTE, "idle", "wait", start, slot.start) for start, slot in waits]
     step = Step(bars, unit)
     axis = Axis(axis_beside([step], width, step.end, unit).left, width - 10, begin, timeline.makespan, unit)
     canvas = Canvas(alt)

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 from lib.pipeline.schedules.action import COMPUTE, SENDS, Action, Fault, Op, Schedule, ScheduleError
@@ -104,6 +104,11 @@ class Timeline:
 
     def idle(self, rank: int) -> float:
         return self.makespan - sum(slot.end - slot.start for slot in self.compute if slot.rank == rank)
+
+    def pauses(self, rank: int) -> list[tuple[float, Slot]]:
+        """Each wait of a rank between two of its actions: its start, and the slot of the action that ends it."""
+        mine = [slot for slot in self.compute if slot.rank == rank]
+        return [(one.end, then) for one, then in pairwise(mine) if then.start > one.end]
 
     @property
     def bubble(self) -> float:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from book.figures.mechanisms.late_messages import pauses, play_late_messages
+from book.figures.mechanisms.late_messages import play_late_messages
 from book.figures.player import WIDE
 from lib.pipeline.schedules.action import Op
 from lib.pipeline.schedules.one_f_one_b import one_f_one_b
@@ -52,7 +52,7 @@ def test_the_pauses_are_framed_and_two_latencies_long(frames):
     unit = (WIDE - 52) / SEEN.makespan
     assert [(thing.width + 1) / unit for thing in found] == [pytest.approx(2 * LATE)] * 2
     assert {thing.ink for thing in found} == {"bad"}
-    assert [slot.action.microbatch for _, slot in pauses(SEEN)] == [2, 4]
+    assert [slot.action.microbatch for _, slot in SEEN.pauses(1)] == [2, 4]
 
 
 def test_the_sentences_have_the_numbers_of_the_simulator():

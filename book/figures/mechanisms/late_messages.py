@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 from book.figures.canvas import Canvas
 from book.figures.mechanisms.pipeline import HEAD
 from book.figures.player import NARROW, Beat, Player, Scene, Thing
 from lib.pipeline.gantt import KIND
 from lib.pipeline.schedules.action import Op
 from lib.pipeline.schedules.one_f_one_b import one_f_one_b
-from lib.pipeline.simulate import Costs, Slot, Timeline, simulate
+from lib.pipeline.simulate import Costs, Timeline, simulate
 
 ROW, BAND, BOX = 30, 34, 11  # pixels: the boxes of a rank, the messages between two ranks, one of them
 PALE = 0.25
@@ -24,7 +22,7 @@ def play_late_messages(num_microbatches: int, latency: float) -> Player:
         latency: of a message, in forwards.
     """
     on_time, late = (simulate(one_f_one_b(2, num_microbatches), Costs(latency=one)) for one in (0, latency))
-    found = pauses(late)
+    found = late.pauses(1)
     before = " and ".join(f"{slot.action.microbatch}" for _, slot in found)
     total, inside = late.makespan - on_time.makespan, sum(slot.start - end for end, slot in found)
     assert total - inside == 2 * latency, "the rest is at both ends"
@@ -54,12 +52,6 @@ def play_late_messages(num_microbatches: int, latency: float) -> Player:
 
 def _units(time: float) -> str:
     return {0.5: "half a unit", 1: "1 unit"}.get(time, f"{time:g} units")
-
-
-def pauses(timeline: Timeline, rank: int = 1) -> list[tuple[float, Slot]]:
-    """Of a rank after its first action: when each pause begins, and the action that ends it."""
-    mine = sorted((slot for slot in timeline.compute if slot.rank == rank), key=lambda slot: slot.start)
-    return [(one.end, then) for one, then in pairwise(mine) if then.start > one.end]
 
 
 def _scene(on_time: Timeline, late: Timeline, latency: float, width: float) -> Scene:
@@ -97,6 +89,6 @@ def _scene(on_time: Timeline, late: Timeline, latency: float, width: float) -> S
         {**things(late, latency, ("0F0", "1B0")), **more},
         {**things(late, latency), **more},
     ]
-    for number, (end, slot) in enumerate(pauses(late)):
+    for number, (end, slot) in enumerate(late.pauses(1)):
         moments[-1][f"pause {number}"] = Thing(*box(end, slot.start, tops[1] - 2, ROW + 4), "bad")
     return Scene(canvas, tops[1] + ROW + 4, moments)
