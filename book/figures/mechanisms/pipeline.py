@@ -145,7 +145,7 @@ def play_rounds(num_ranks: int, num_microbatches: int, stages_per_rank: int = 2)
             "Microbatch 0 comes to rank 0 again, for its second stage: underlined.",
             _end(cut, Op.F, 0, num_ranks),
         ),
-        ("Back", "The last stage has its loss. Its gradient goes back through both rounds.", _end(cut, Op.B, 0, 0)),
+        ("Back", "The last stage has its loss. Its gradient returns through both rounds.", _end(cut, Op.B, 0, 0)),
         (
             "End",
             f"Interleaved ends at {cut.makespan:g}, 1F1B at {one.makespan:g}. For that rank 0 keeps "
