@@ -264,3 +264,14 @@ def test_sums_of_gradients_take_their_time_one_after_the_other_beside_the_work()
     sums = [(slot.start, slot.end) for slot in timeline.slots if slot.action.op == Op.REDUCE]
     works = [slot.end for slot in timeline.slots if slot.action.op != Op.REDUCE]
     assert sums == [(4, 9), (9, 14)] and max(works) == 6 and timeline.makespan == 14
+
+
+@pytest.mark.parametrize("make", [gpipe, one_f_one_b, zb_h1])
+def test_pauses_are_the_idle_time_between_the_first_action_and_the_last(make):
+    seen = simulate(make(4, 7), Costs(2, 1, 1, latency=0.5))
+    for rank in range(4):
+        mine = [slot for slot in seen.compute if slot.rank == rank]
+        between = mine[-1].end - mine[0].start - sum(slot.end - slot.start for slot in mine)
+        assert sum(slot.start - start for start, slot in seen.pauses(rank)) == between
+        assert all(slot in mine and slot.start > start for start, slot in seen.pauses(rank))
+    assert seen.pauses(0), "rank 0 waits for the first gradient"
