@@ -10,7 +10,7 @@ They send the values of any dense tensor, also of a view such as `x.conj()`, and
 Shapes: `S` is the tensor on this rank, n the size of the group.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from itertools import accumulate, groupby
 from operator import itemgetter
 
@@ -21,6 +21,7 @@ from torch import Tensor
 from lib.mesh import Group, check_group
 from lib.runtime.calls import label  # noqa: F401 a caller finds it here
 from lib.runtime.emulated_link import link  # noqa: F401 this too
+from lib.runtime.gloo import broadcasts, chain
 from lib.runtime.pending import Pending, collective, message
 from lib.runtime.shapes import (
     as_bytes,
@@ -46,9 +47,6 @@ _all_reduce, _broadcast, _barrier, _reduce = dist.all_reduce, dist.broadcast, di
 _all_to_all, _isend, _irecv = dist.all_to_all_single, dist.isend, dist.irecv
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # torch 2.13 renamed both
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-_work_wait = dist.Work.wait
-
-_PIECE_BYTES = 2**20  # of a reduce: small, so that all links of the chain are busy at the same time
 
 
 # ---- collectives ----------------------------------------------------------------------------------------------------
@@ -170,16 +168,7 @@ def all_gather_start(x: Tensor, group: Group, dim: int = 0, out: Tensor | None =
     moved = as_bytes(whole), as_bytes(part)
     if _is_native(group):
         return collective(what, x, group, finish, _all_gather, *moved, times=group.size)
-    return collective(what, x, group, finish, _broadcasts, *moved, group, times=group.size)
-
-
-def _broadcasts(whole: Tensor, part: Tensor, ranks: Group, group: object, async_op: bool) -> tuple[dist.Work, ...]:
-    """Broadcast each shard directly to its place; the all-gather of gloo needs a buffer and a copy."""
-    places = whole.view(ranks.size, *part.shape)
-    if places[ranks.rank].data_ptr() != part.data_ptr():
-        copy_over(places[ranks.rank], part)
-    each = zip(places, ranks.ranks, strict=True)
-    return tuple(_broadcast(place, src, group=group, async_op=async_op) for place, src in each)
+    return collective(what, x, group, finish, broadcasts, *moved, group, times=group.size)
 
 
 def all_gather_object(mine: object, group: Group) -> list:
@@ -263,26 +252,7 @@ def reduce(x: Tensor, group: Group, dst: int = 0, op: str = "sum") -> Tensor | N
     what = f"reduce {op}, dst={dst}"
     if _is_native(group, op):
         return collective(what, x, group, finish, _reduce, out, group.ranks[dst], reduce_op).wait()
-    return collective(what, x, group, finish, _chain, out, group, dst, add).wait()
-
-
-def _chain(x: Tensor, ranks: Group, dst: int, add: Callable, group: object, async_op: bool) -> None:
-    """Receive a piece from the neighbour, add it to `x`, and send the sum on towards `dst`, piece by piece."""
-    far, near = (ranks.ranks[(ranks.rank + step) % ranks.size] for step in (1, -1))
-    place = (ranks.rank - dst) % ranks.size  # links between here and the end of the chain
-    # A separate tag, so that no message of the caller can come in between.
-    pieces = x.view(-1).split(max(1, _PIECE_BYTES // x.element_size()))
-    got = [torch.empty_like(piece) for piece in pieces] if place < ranks.size - 1 else []
-    coming = [_irecv(piece, far, group=group, tag=1) for piece in got]
-    going = []
-    for i, piece in enumerate(pieces):
-        if got:
-            _work_wait(coming[i])
-            add(piece, got[i], out=piece)
-        if place:
-            going.append(_isend(piece, near, group=group, tag=1))
-    for work in going:
-        _work_wait(work)
+    return collective(what, x, group, finish, chain, out, group, dst, add).wait()
 
 
 def barrier(group: Group) -> None:
@@ -332,6 +302,30 @@ def exchange(sends: Mapping[int, Tensor], recvs: Mapping[int, Tensor], group: Gr
         return {src: pending.wait() for src, pending in coming.items()}
 
     return Pending(finish)
+
+
+def shift(x: Tensor, group: Group, out: Tensor | None = None) -> Tensor:
+    """Send `x` to the next rank of the group, and return the tensor of the rank before: x[S] → [S]. Sends S bytes.
+
+    The ranks form a ring: the next of the last is rank 0.
+    """
+    return shift_start(x, group, out).wait()
+
+
+def shift_start(x: Tensor, group: Group, out: Tensor | None = None) -> Pending:
+    """Start a `shift` in the background; do not change `x`, or use `out`, before `wait()`.
+
+    It is one call, an all-to-all in which all goes to one rank: with NCCL, a receive that waits for a send behind it on
+    the same stream would never end.
+    """
+    check_group(group)
+    x, n = readable(x).contiguous(), group.size
+    out = out_like(x, x.shape, out)
+    if n == 1:
+        copy_over(out, x)
+    coming, going = as_bytes(out).view(-1), as_bytes(x).view(-1)
+    before, after = ([len(going) * (rank == (group.rank + i) % n) for rank in range(n)] for i in (-1, 1))
+    return collective("shift", x, group, lambda: out, _all_to_all, coming, going, before, after)
 
 
 def _is_native(group: Group, op: str = "sum") -> bool:

@@ -15,11 +15,12 @@ from operator import attrgetter
 from torch import nn
 
 from lib.facts import Fact, check_trains
-from lib.layout import AXES
 from lib.mesh import Group, Mesh
 from lib.pipeline.stage import Stage
 from lib.placement import parts, with_partial_gradients
 from lib.tensor_parallel.sequence import check_marks
+
+TOKENS = ("dp", "cp")  # the axes whose ranks have different tokens: rows of a batch, and parts of a row
 
 
 def facts_of(
@@ -31,12 +32,13 @@ def facts_of(
 ) -> list[Fact]:
     """The two facts of each parameter on this rank. All ranks must call it: it may make groups.
 
-    A gradient is a sum over the data-parallel ranks; also over the tensor-parallel ranks, if a module marks its
-    gradients as partial; and over the ranks of all stages that share the weight (`tie`).
+    A gradient is a sum over the data-parallel and the context-parallel ranks, which have different tokens; also over
+    the tensor-parallel ranks, if a module marks its gradients as partial; and over the ranks of all stages that share
+    the weight (`tie`).
 
     Args:
         stages: the stages on this rank, by number, or a model without pipeline stages.
-        mesh: mesh with any of the axes dp, pp and tp.
+        mesh: mesh with any of the axes dp, pp, cp and tp.
         rank_of: function from a stage to its rank in the pipeline.
         norm_over: the ranks over which the gradient norm will be summed. Default: all. If every data-parallel rank
             holds full sums, one replica is enough: `mesh.group("pp", "tp")`.
@@ -46,8 +48,8 @@ def facts_of(
         ValueError: nothing to train, weights shared in different ways, or a sharded sequence and a missing mark.
     """
     pieces = {0: stages} if isinstance(stages, nn.Module) else {s: stage.module for s, stage in stages.items()}
-    rows, pipeline, cut = ([axis] if axis in mesh.shape.axes else [] for axis in AXES)
-    tp, replicas, replicas_and_slices = _group(mesh, cut), _group(mesh, rows), _group(mesh, rows + cut)
+    tp, replicas = mesh.group_of_some("tp"), mesh.group_of_some(*TOKENS)
+    replicas_and_slices = mesh.group_of_some(*TOKENS, "tp")
     partial = set().union(*map(with_partial_gradients, pieces.values()))
     tied = _tied_weights(pieces, mesh, rank_of, partial)
     counted = set((norm_over or mesh.world).ranks)
@@ -79,7 +81,7 @@ def facts_of(
                 crosses=users is not None,
             )
     in_order = _crossing_by_name(list(facts.values()))
-    check_trains(in_order, _group(mesh, pipeline), all(hasattr(piece, "used_by") for piece in pieces.values()))
+    check_trains(in_order, mesh.group_of_some("pp"), all(hasattr(piece, "used_by") for piece in pieces.values()))
     return in_order
 
 
@@ -91,7 +93,6 @@ def _tied_weights(
     The ranks are None if one rank has all its users: then its gradient is a sum like any other.
     """
     used_by = next((piece.used_by for piece in pieces.values() if hasattr(piece, "used_by")), [])
-    rows, _, cut = ([axis] if axis in mesh.shape.axes else [] for axis in AXES)
     tied: dict[tuple[int, str], tuple[str, Group | None]] = {}
     stages_on: dict[tuple[int, ...], list[int]] = {}  # ranks → the stages that share a weight there
     for users in used_by:
@@ -104,7 +105,8 @@ def _tied_weights(
                 )
             here = [pieces[stage].get_parameter(name) for stage, name in users.items() if stage in pieces]
             is_partial = any(id(p) in partial for p in here)
-            group = _group(mesh, [*rows, "pp", *(cut if is_partial else [])], {"pp": ranks})
+            also = ("tp",) if is_partial else ()
+            group = mesh.group_of_some(*TOKENS, "pp", *also, among={"pp": ranks})
         serial, *_ = users.values()
         tied |= {(stage, name): (serial, group) for stage, name in users.items()}
     return tied
@@ -114,8 +116,3 @@ def _crossing_by_name(facts: list[Fact]) -> list[Fact]:
     """The facts, in which those that cross ranks stand in the order of their names: the same on all these ranks."""
     crossing = iter(sorted((fact for fact in facts if fact.crosses), key=attrgetter("name")))
     return [next(crossing) if fact.crosses else fact for fact in facts]
-
-
-def _group(mesh: Mesh, axes: list[str], among: dict | None = None) -> Group:
-    """The group along these axes; of only this rank if there are none."""
-    return mesh.group(*axes, among=among) if axes else Group(ranks=(mesh.world.global_rank,))

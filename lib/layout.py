@@ -14,6 +14,7 @@ from itertools import product
 from typing import TYPE_CHECKING
 
 from lib.cost.sizes import check_kv_heads, check_recompute, check_zero
+from lib.cost.token_orders import TOKEN_ORDERS, check_length
 from lib.pipeline.balance import layers_of_stages
 from lib.pipeline.schedules.action import Schedule
 from lib.pipeline.schedules.gpipe import gpipe, naive
@@ -28,18 +29,21 @@ if TYPE_CHECKING:
 V_SHAPED = {"zb-v": zb_v, "v-half": v_half, "v-min": v_min, "dualpipe-v": dualpipe_v}  # two stages a rank, in a V
 SPLIT = {"zb-h1": zb_h1, "zb-h2": zb_h2, **V_SHAPED}  # schedules with a backward that is split into I and W
 SCHEDULES = {"naive": naive, "gpipe": gpipe, "1f1b": one_f_one_b, "interleaved": interleaved, **SPLIT}
-AXES = ("dp", "pp", "tp")
+AXES = ("dp", "pp", "cp", "tp")
+ATTENTION = ("gather", "ring", "ulysses")  # how a context-parallel rank sees the keys and values of the others
 
 
 @dataclass(frozen=True)
 class Layout:
-    """A layout on dp · pp · tp ranks.
+    """A layout on dp · pp · cp · tp ranks.
 
     Args:
         dp: data-parallel ranks: each takes some sequences of the batch; under torchrun, all remaining ranks.
         pp: pipeline ranks: each has some of the layers.
         tp: tensor-parallel ranks: each has a shard of every matrix.
+        cp: context-parallel ranks: each takes some tokens of every sequence.
         order: of the axes, outermost first; neighbours on the last axis have consecutive ranks, so they share a node.
+            cp is just outside tp unless it is named.
         schedule: of the pipeline.
         stages_per_rank: 2 or more with interleaved, 2 with a V, otherwise 1.
         microbatches: of a step on each data-parallel rank; their gradients are added up. zero=2 and zero=3 send
@@ -47,6 +51,10 @@ class Layout:
         sequence_parallel: shard the sequence over tensor-parallel ranks between the parallel layers.
         zero: sharded over data-parallel ranks: 0 nothing, 1 optimizer state, 2 also gradients, 3 also parameters.
         recompute: activations that backward recomputes.
+        attention: over context-parallel ranks: gather all keys and values; pass them around a ring; or exchange tokens
+            for heads, ulysses.
+        token_order: which tokens a context-parallel rank takes: contiguous; zigzag, an early and a late chunk; striped,
+            every cp-th.
 
     Raises:
         ValueError: techniques that cannot be combined, or an invalid number.
@@ -55,19 +63,26 @@ class Layout:
     dp: int = 1
     pp: int = 1
     tp: int = 1
-    order: str = "dp,pp,tp"
+    cp: int = 1
+    order: str = "dp,pp,cp,tp"
     schedule: str = "1f1b"
     stages_per_rank: int = 1
     microbatches: int = 1
     sequence_parallel: bool = False
     zero: int = 0
     recompute: str = "none"
+    attention: str = "gather"
+    token_order: str = "contiguous"
 
     def __post_init__(self) -> None:
         for name in (*AXES, "microbatches", "stages_per_rank"):
             whole_number(name, getattr(self, name), 1)
-        if sorted(self.order.split(",")) != sorted(AXES):
-            raise ValueError(f"order={self.order!r} must name dp, pp and tp, each once, such as dp,pp,tp")
+        axes = self.order.split(",")
+        if "cp" not in axes and "tp" in axes:
+            axes.insert(axes.index("tp"), "cp")
+            object.__setattr__(self, "order", ",".join(axes))
+        if sorted(axes) != sorted(AXES):
+            raise ValueError(f"order={self.order!r} must name dp, pp and tp, and may name cp, each once: dp,pp,cp,tp")
         if self.schedule not in SCHEDULES:
             raise ValueError(f"schedule={self.schedule!r} must be one of {', '.join(SCHEDULES)}")
         check_recompute(self.recompute)
@@ -75,6 +90,7 @@ class Layout:
         if self.sequence_parallel and self.tp == 1:
             raise ValueError("sequence_parallel needs ranks to shard the sequence over: use tp=2 or more")
         self._check_pipeline()
+        self._check_context()
         if self.zero == 3 and self.pp > 1:
             raise ValueError(
                 f"zero=3 and pp={self.pp}: the parameters of a stage would be gathered twice for each microbatch; "
@@ -104,10 +120,22 @@ class Layout:
                 "before W; use recompute=none, or a schedule with full backwards, such as schedule=1f1b"
             )
 
+    def _check_context(self) -> None:
+        for name, known in (("attention", ATTENTION), ("token_order", TOKEN_ORDERS)):
+            if (value := getattr(self, name)) not in known:
+                raise ValueError(f"{name}={value!r} must be one of {', '.join(known)}")
+            if self.cp == 1 and value != known[0]:
+                raise ValueError(f"{name}={value} needs ranks to split the tokens over: use cp=2 or more")
+        if self.attention == "ulysses" and self.token_order != "contiguous":
+            raise ValueError(
+                f"token_order={self.token_order} balances the causal work of ranks, and with attention=ulysses each "
+                "rank has all tokens of its heads, which is balanced already: use token_order=contiguous"
+            )
+
     @property
     def num_ranks(self) -> int:
-        """The number of ranks, dp · pp · tp."""
-        return self.dp * self.pp * self.tp
+        """The number of ranks, dp · pp · cp · tp."""
+        return self.dp * self.pp * self.cp * self.tp
 
     @property
     def num_stages(self) -> int:
@@ -116,8 +144,11 @@ class Layout:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Axis → its ranks, the outermost axis first: `MeshShape(**layout.sizes)` is its mesh."""
-        return {axis: getattr(self, axis) for axis in self.order.split(",")}
+        """Axis → its ranks, the outermost axis first: `MeshShape(**layout.sizes)` is its mesh.
+
+        dp, pp and tp are always there, and cp if it has several ranks.
+        """
+        return {axis: getattr(self, axis) for axis in self.order.split(",") if axis != "cp" or self.cp > 1}
 
     def coordinates(self, rank: int) -> dict[str, int]:
         """Axis → the coordinate of a rank on it."""
@@ -129,9 +160,9 @@ class Layout:
     def crosses_nodes(self, axis: str, ranks_per_node: int) -> bool:
         """Whether a group along this axis has ranks on more than one node, whose ranks are consecutive."""
         axes = self.order.split(",")
-        block = math.prod(self.sizes[name] for name in axes[axes.index(axis) :])  # consecutive ranks, whole groups
+        block = math.prod(getattr(self, name) for name in axes[axes.index(axis) :])  # consecutive ranks, whole groups
         fits = self.num_ranks <= ranks_per_node or ranks_per_node % block == 0
-        return self.sizes[axis] > 1 and not fits
+        return getattr(self, axis) > 1 and not fits
 
     def make_schedule(self) -> Schedule:
         """The actions of each rank of the pipeline, in order."""
@@ -145,10 +176,11 @@ class Layout:
             ValueError: a size does not divide; the message gives the sizes and the nearest that divides.
         """
         sizes = {"num_heads": model.num_heads, "vocab_size": model.vocab_size, "d_mlp": model.mlp_width}
-        for name, size in (sizes | ({"context": model.context} if self.sequence_parallel else {})).items():
+        for name, size in sizes.items():
             if size % self.tp:
                 raise ValueError(f"{name}={size} cannot be split over tp={self.tp}; use a multiple of {self.tp}")
         check_kv_heads(model.kv_heads, self.tp)
+        self._check_tokens(model)
         layers_of_stages(model, self.num_stages)
         self.make_schedule()  # not every number of microbatches fits each
         pieces = self.dp * self.microbatches
@@ -158,6 +190,23 @@ class Layout:
             raise ValueError(
                 f"global_batch={global_batch} cannot be split over {each}; use a multiple of {pieces}, such as {fits}"
             )
+
+    def _check_tokens(self, model: GPTConfig) -> None:
+        """Check that the tokens of a sequence, and for Ulysses the heads, can be split."""
+        if self.cp > 1:
+            check_length(self.token_order, model.context, self.cp)
+        shards = self.cp * self.tp if self.sequence_parallel else 1
+        if model.context % shards:
+            each = f"cp={self.cp} x tp={self.tp}" if self.cp > 1 else f"tp={self.tp}"
+            raise ValueError(f"context={model.context} cannot be split over {each}; use a multiple of {shards}")
+        if self.attention == "ulysses":
+            heads, kv_heads = model.num_heads // self.tp, max(1, model.kv_heads // self.tp)
+            if heads % self.cp or (kv_heads % self.cp and self.cp % kv_heads):
+                raise ValueError(
+                    f"attention=ulysses gives each of cp={self.cp} ranks some of the heads, and of {heads} query heads "
+                    f"and {kv_heads} of keys and values on a rank it cannot: use a cp that divides {heads}, and that "
+                    f"divides {kv_heads} or is a multiple of it; or attention=ring"
+                )
 
     def differs(self, other: Layout) -> dict[str, object]:
         """Field → its value here, for all fields in which the two layouts differ."""
@@ -191,7 +240,8 @@ def nearest(
         return sum(abs(math.log2(k)) for k in ratios) + sum(getattr(layout, name) != x for name, x in others.items())
 
     worlds = {world} if num_ranks else {n for n in (world, *(2**k for k in range(world.bit_length()))) if n <= most}
-    possible = _possible(others, counts["microbatches"], worlds)
+    cps = divisors(counts["cp"])
+    possible = _possible(others, counts["microbatches"], worlds, cps)
     for layout in sorted(possible, key=lambda layout: (changes(layout), str(layout))):
         with suppress(ValueError):
             layout.check(model, global_batch)
@@ -199,16 +249,19 @@ def nearest(
     return None
 
 
-def _possible(others: Mapping[str, object], microbatches: int, worlds: set[int]) -> list[Layout]:
-    """All degrees on so many ranks; each remaining field has its requested or its simplest value."""
+def _possible(others: Mapping[str, object], microbatches: int, worlds: set[int], cps: list[int]) -> list[Layout]:
+    """All degrees on so many ranks, these of cp; each remaining field has its requested or its simplest value."""
     simplest = {"schedule": "1f1b", "stages_per_rank": 1, "sequence_parallel": False, "zero": 1, "recompute": "none"}
+    simplest |= {"attention": "gather", "token_order": "contiguous"}
     choices = {name: {value, simplest.get(name, value)} for name, value in others.items()}
     choices["microbatches"] = {microbatches, 1, 2, 4, 8, 16}
     layouts = []
     for ranks in worlds:
-        for tp, pp in product(divisors(ranks), repeat=2):
-            for values in product(*choices.values()) if ranks % (tp * pp) == 0 else ():
-                fields = {"dp": ranks // tp // pp, "pp": pp, "tp": tp} | dict(zip(choices, values, strict=True))
+        for tp, pp, cp in product(divisors(ranks), divisors(ranks), cps):
+            degrees = {"pp": pp, "cp": cp, "tp": tp}
+            inner = math.prod(degrees.values())
+            for values in product(*choices.values()) if ranks % inner == 0 else ():
+                fields = {"dp": ranks // inner} | degrees | dict(zip(choices, values, strict=True))
                 with suppress(ValueError, TypeError):
                     layouts.append(Layout(**fields))
     return layouts

@@ -15,6 +15,7 @@ splittable pseudorandom number generators, OOPSLA 2014 (splitmix64).
 
 import math
 import zlib
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -36,23 +37,34 @@ def row_seed(seed: int, step: int, first_row: int) -> int:
     return (_mixed(_mixed(torch.tensor(seed)) + step).item() & 2**63 - _ROWS) + first_row
 
 
-def drop_by_rows(model: nn.Module, of_heads: tuple[int, int] = (0, 1), of_tokens: tuple[int, int] = (0, 1)) -> None:
+Places = Callable[[int], Tensor]  # a number of elements along a dim on this rank → their places in the full dim
+
+
+def places_of_shard(rank: int, size: int) -> Places:
+    """The places of the elements in a shard, the `rank`-th of `size` equal parts."""
+    return lambda n: torch.arange(n) + rank * n
+
+
+def drop_by_rows(
+    model: nn.Module, of_heads: tuple[int, int] = (0, 1), of_tokens: tuple[int, int] | Places = (0, 1)
+) -> None:
     """Replace the dropout of a GPT, which draws from a stream, by dropout that follows from sequences and layer names.
 
     Args:
         of_heads, of_tokens: (number, count) of the shard of this rank: of the heads in tensor-parallel attention, and
-            of the sequence between the parallel layers.
+            of the sequence between the parallel layers. Tokens that are no such shard: a function to their places.
     """
     for name, module in list(model.named_modules()):
         for child, layer in module._modules.items():
             if isinstance(layer, nn.Dropout):
                 path = f"{name}.{child}".lstrip(".").removesuffix(".dropout")
-                setattr(module, child, RowDropout(layer.p, path, *of_tokens).train(layer.training))
+                tokens = of_tokens if callable(of_tokens) else places_of_shard(*of_tokens)
+                setattr(module, child, RowDropout(layer.p, path, tokens).train(layer.training))
         if isinstance(module, Attention) and "heads" in module._modules:
             heads = next((inside for inside in module.heads.modules() if isinstance(inside, Heads)), None)
             if heads is not None and heads.p:
                 mine = (0, 1) if heads is module.heads else of_heads  # all heads; tensor parallelism wraps its shard
-                masks = RowDropout(heads.p, f"{name}.heads", *mine)
+                masks = RowDropout(heads.p, f"{name}.heads", places_of_shard(*mine))
                 module.heads = HeadsWithMasks(heads, masks).train(heads.training)
 
 
@@ -85,24 +97,35 @@ class RowDropout(nn.Module):
 
     Args:
         name: of the layer, in the serial model.
-        rank, size: number and count of the shards along the second dimension of x: the sequence, or the heads.
+        places: where the elements along the second dim of x are in the full tensor: tokens, or heads. By default x has
+            all of them.
     """
 
-    def __init__(self, p: float, name: str, rank: int = 0, size: int = 1) -> None:
+    def __init__(self, p: float, name: str, places: Places = torch.arange) -> None:
         super().__init__()
-        self.p, self.layer, self.rank, self.size = p, zlib.crc32(name.encode()), rank, size
+        self.p, self.layer, self.places = p, zlib.crc32(name.encode()), places
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, *further: tuple[Tensor, int], seed: int | None = None) -> Tensor:
+        """x[b, …] → [b, …].
+
+        Args:
+            further: for each dim after the second, the places of its elements, and the full size of the dim.
+            seed: that of torch's generator when the rows were begun. Default: its seed now.
+        """
         if not self.training or not self.p:
             return x
-        return x * self._stays(x.shape, x.device).to(x.dtype).div_(1 - self.p)
+        seed = torch.initial_seed() if seed is None else seed
+        return x * self._stays(x, further, seed).to(x.dtype).div_(1 - self.p)
 
-    def _stays(self, shape: torch.Size, device: torch.device) -> Tensor:
-        """The elements that stay: True, in a tensor of this shape."""
-        keys = _mixed(_mixed(torch.initial_seed() % 2**63 + torch.arange(shape[0], device=device)) + self.layer)
-        mine = math.prod(shape[1:])  # a shard along the second dimension is contiguous within a sequence
-        places = torch.arange(self.rank * mine, (self.rank + 1) * mine, device=device)
-        bits = _mixed(places * _STEP + keys[:, None]).view(shape)
+    def _stays(self, x: Tensor, further: tuple[tuple[Tensor, int], ...], seed: int) -> Tensor:
+        """The elements that stay: True, in a tensor of the shape of x."""
+        shape, device = x.shape, x.device
+        rows = seed % 2**63 + torch.arange(shape[0], device=device)
+        keys = _mixed(_mixed(rows) + self.layer)
+        places = self.places(shape[1]).to(device)
+        for here, size in further or [(torch.arange(n), n) for n in shape[2:]]:
+            places = places[..., None] * size + here.to(device)
+        bits = _mixed(places * _STEP + keys.view(-1, *[1] * places.dim()))
         return bits >= int((self.p - 0.5) * _WORDS)
 
 
@@ -114,12 +137,27 @@ class HeadsWithMasks(Heads):
         self.dropout, self.recompute = dropout, heads.recompute
 
     def attention(self, q_BHTE: Tensor, k_BKTE: Tensor, v_BKTE: Tensor) -> Tensor:
-        serves = q_BHTE.shape[1] // k_BKTE.shape[1]
-        k_BHTE, v_BHTE = (x.repeat_interleave(serves, dim=1) for x in (k_BKTE, v_BKTE))
-        scores_BHTT = q_BHTE @ k_BHTE.transpose(2, 3) / math.sqrt(self.d_head)
-        later = torch.ones(scores_BHTT.shape[2:], dtype=torch.bool, device=q_BHTE.device).triu(1)
-        weights_BHTT = softmax(scores_BHTT.masked_fill(later, -math.inf), dim=-1)
-        return self.dropout(weights_BHTT) @ v_BHTE
+        every = range(q_BHTE.shape[2])
+        return self.attend(q_BHTE, k_BKTE, v_BKTE, every, every, len(every))
+
+    def attend(
+        self, q_BHtE: Tensor, k_BKSE: Tensor, v_BKSE: Tensor, queries: range, keys: range, length: int
+    ) -> Tensor:
+        """Attention of queries to keys at these positions of a sequence of `length` tokens. → y[B, H, t, E]."""
+        queries_t, keys_S = (torch.tensor(each, device=q_BHtE.device) for each in (queries, keys))
+        serves = q_BHtE.shape[1] // k_BKSE.shape[1]
+        k_BHSE, v_BHSE = (x.repeat_interleave(serves, dim=1) for x in (k_BKSE, v_BKSE))
+        scores_BHtS = q_BHtE @ k_BHSE.transpose(2, 3) / math.sqrt(self.d_head)
+        later_tS = keys_S > queries_t[:, None]
+        weights_BHtS = softmax(scores_BHtS.masked_fill(later_tS, -math.inf), dim=-1)
+        return self.dropout(weights_BHtS, (queries_t, length), (keys_S, length)) @ v_BHSE
+
+    def drops(self, length: int) -> Callable[[Tensor, range, range], Tensor]:
+        """Dropout of the present rows, for later: a function from weights[B, H, t, S] of queries and keys."""
+        seed = torch.initial_seed()
+        return lambda weights, *ranges: self.dropout(
+            weights, *((torch.tensor(each, device=weights.device), length) for each in ranges), seed=seed
+        )
 
 
 def _mixed(z: Tensor) -> Tensor:

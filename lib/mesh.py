@@ -164,6 +164,11 @@ class Mesh:
         mine = next((ranks for ranks in groups if me in ranks), None)
         return mine and Group(name, mine, mine.index(me), self._process_group(mine, name))
 
+    def group_of_some(self, *axes: str, among: Mapping[str, Sequence[int]] | None = None) -> Group | None:
+        """As `group`, along those of these axes that the mesh has; this rank alone if it has none of them."""
+        here = [axis for axis in axes if axis in self.shape.sizes]
+        return self.group(*here, among=among) if here else Group("×".join(axes), (self.world.global_rank,))
+
     def _process_group(self, ranks: tuple[int, ...], name: str) -> Any:
         """The process group of these ranks; equal groups share it under all names."""
         if len(ranks) in (1, self.world.size):

@@ -131,6 +131,7 @@ class Embed(nn.Module):
         self.token = nn.Embedding(config.vocab_size, config.d_model)
         self.position = None if config.llama else nn.Embedding(config.context, config.d_model)
         self.dropout = nn.Dropout(config.dropout)
+        self.positions = torch.arange  # of the tokens that it gets; with context parallelism those of a rank
 
     def forward(self, tokens_BT: Tensor) -> Tensor:
         if tokens_BT.dim() != 2:
@@ -140,7 +141,7 @@ class Embed(nn.Module):
             raise ValueError(f"{length} tokens do not fit context={self.context}; use fewer, or context={length}")
         x_BTD = self.token(tokens_BT)
         if self.position is not None:
-            x_BTD = x_BTD + self.position(torch.arange(length, device=tokens_BT.device))
+            x_BTD = x_BTD + self.position(self.positions(length, device=tokens_BT.device))
         return self.dropout(x_BTD)
 
 
@@ -156,6 +157,7 @@ class Heads(nn.Module):
         super().__init__()
         self.widths, self.d_head, self.p = list(widths), d_head, dropout
         self.turns, self.recompute = turns, None
+        self.positions = torch.arange  # as in `Embed`
 
     def forward(self, qkv: Tensor) -> Tensor:
         return self.recompute(self, self._attend, qkv) if self.recompute else self._attend(qkv)
@@ -163,7 +165,7 @@ class Heads(nn.Module):
     def _attend(self, qkv: Tensor) -> Tensor:
         if self.turns:  # into a new qkv, so that the old one is not kept for backward
             qk, v = qkv.split([self.widths[0] + self.widths[1], self.widths[2]], dim=-1)
-            positions_T = torch.arange(qkv.shape[1], device=qkv.device)
+            positions_T = self.positions(qkv.shape[1], device=qkv.device)
             qkv = torch.cat([rotary(qk.unflatten(-1, (-1, self.d_head)), positions_T).flatten(2), v], dim=-1)
         parts = qkv.split(self.widths, dim=-1)
         q_BHTE, k_BKTE, v_BKTE = (part.unflatten(-1, (-1, self.d_head)).transpose(1, 2) for part in parts)

@@ -6,12 +6,13 @@ The idea: each technique is applied to the model in turn, and keeps the serial n
 parameter follow from the mesh (`gradient_ranks.py`), and the rest is composition:
 
     tensor_parallel(model, mesh.group("tp"))                    each rank has shards of the matrices
+    context_parallel(model, mesh.group("cp"))                   … and some tokens of each sequence
     stages = stages_of(model, schedule, mesh.group("pp").rank)  … of some of the layers
     facts = facts_of(stages, mesh, schedule.rank_of)
     sums = Gradients(facts)                                     … whose gradients are sums over these ranks
     optimizer = ShardedOptimizer(sums, adamw)
 
-An unused technique is an axis with one rank. Only the first two depend on the model: `parallelize` knows them for a
+An unused technique is an axis with one rank. Only the first three depend on the model: `parallelize` knows them for a
 GPT, and `assemble` takes them as functions.
 """
 
@@ -23,6 +24,8 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from lib.context_parallel.gpt import context_parallel, token_places
+from lib.context_parallel.tokens import take_tokens
 from lib.cost.sizes import BUCKET_BYTES
 from lib.data_parallel.bucketed_gradients import Gradients
 from lib.data_parallel.check_optimizer import check_groups
@@ -32,9 +35,9 @@ from lib.data_parallel.fsdp import FSDP
 from lib.data_parallel.optimizer import ShardedOptimizer
 from lib.data_parallel.zero import check_range, sharded_gradients
 from lib.facts import serial_names
-from lib.gradient_ranks import facts_of
+from lib.gradient_ranks import TOKENS, facts_of
 from lib.launch import device
-from lib.layout import AXES, Layout
+from lib.layout import Layout
 from lib.masks import check_rows, drop_by_rows
 from lib.mesh import Group, Mesh, MeshShape
 from lib.model import GPT
@@ -44,6 +47,7 @@ from lib.pipeline.schedules.with_reduce import with_reduce
 from lib.pipeline.stage import Stage, check_cut, cut, tie
 from lib.placement import parts
 from lib.placement import shard as shard_of
+from lib.tensor_parallel.custom_layers import check_tokenwise
 from lib.tensor_parallel.gpt import tensor_parallel
 from lib.tensor_parallel.vocab import vocab_parallel_loss
 
@@ -85,11 +89,21 @@ def parallelize(
     _check_mesh(mesh, layout)
     if layout.pp > 1:
         check_cut(model)
-    dp, pp, tp = (mesh.group(axis) for axis in AXES)
+    if layout.cp > 1:
+        check_tokenwise(model)
+    tp, cp = mesh.group("tp"), mesh.group_of_some("cp")
 
     def shard(model: GPT) -> None:
         tensor_parallel(model, tp, layout.sequence_parallel, layout.recompute)
-        drop_by_rows(model, (tp.rank, tp.size), (tp.rank, tp.size) if layout.sequence_parallel else (0, 1))
+        slices = (tp.rank, tp.size) if layout.sequence_parallel else (0, 1)
+        if layout.cp == 1:
+            drop_by_rows(model, (tp.rank, tp.size), slices)
+            return
+        heads = (tp.rank, tp.size)
+        if layout.attention == "ulysses":  # of the heads of a tensor-parallel rank, some
+            heads = (tp.rank * cp.size + cp.rank, tp.size * cp.size)
+        drop_by_rows(model, heads, token_places(cp, layout.token_order, slices))
+        context_parallel(model, cp, layout.attention, layout.token_order)
 
     def stage(module: nn.Module) -> Stage:
         return Stage(module, model.config.d_model, slices=model.sequence_slices)
@@ -100,6 +114,8 @@ def parallelize(
         return partial(vocab_parallel_loss, group=tp, count=count)
 
     how = {"seed": seed, "bucket_bytes": bucket_bytes, "dtype": dtype}
+    if layout.cp > 1:
+        how["part_of"] = partial(take_tokens, group=cp, order=layout.token_order)
     return _assemble(model, mesh, layout, optimizer, loss, shard, cut, stage, **how)
 
 
@@ -165,6 +181,10 @@ def assemble(
         raise ValueError(f"tp={layout.tp} shards the layers of {kind}: give shard=, which puts parallel layers in")
     if layout.pp > 1 and cut is None:
         raise ValueError(f"pp={layout.pp} cuts {kind} into stages: give cut=, which returns their modules")
+    if layout.cp > 1:
+        raise ValueError(
+            f"cp={layout.cp} is for a GPT, whose attention reaches the tokens of all ranks: use parallelize, or cp=1"
+        )
     if layout.recompute != "none":
         raise ValueError(
             f"recompute={layout.recompute} is for a GPT: give stage=partial(Stage, recompute=True), which keeps the "
@@ -201,6 +221,7 @@ def _assemble(
     seed: int,
     bucket_bytes: int,
     dtype: torch.dtype | None,
+    **more: Callable[[Tensor], Tensor],
 ) -> ParallelModel:
     """Each technique in turn: values, shards, stages, facts, sums, optimizer."""
     _check(model, layout, optimizer, dtype)
@@ -216,9 +237,9 @@ def _assemble(
     stages = {s: stage(modules[s]) for s in schedule.stages_on(mesh.group("pp").rank)}
     norm_over = mesh.world if layout.zero else mesh.group("pp", "tp")
     if layout.zero == 3:
-        dp = mesh.group("dp")
-        facts = list(replicas(model, dp))
-        owner = FSDP(model, dp, optimizer, op="sum", dtype=dtype)
+        over = mesh.group_of_some(*TOKENS)
+        facts = list(replicas(model, over))
+        owner = FSDP(model, over, optimizer, op="sum", dtype=dtype)
     else:
         names = {id(p): name for name, p in model.named_parameters()}
         facts = facts_of(stages, mesh, schedule.rank_of, norm_over, names)
@@ -228,7 +249,7 @@ def _assemble(
             gradients = Gradients(facts, "sum", bucket_bytes)
         owner = ShardedOptimizer(gradients, optimizer)
     lowered = lower(with_reduce(schedule, each=layout.zero >= 2))
-    return ParallelModel(mesh, lowered, stages, facts, owner, loss, norm_over, serial, seed)
+    return ParallelModel(mesh, lowered, stages, facts, owner, loss, norm_over, serial, seed, **more)
 
 
 def _check_mesh(mesh: Mesh, layout: Layout) -> None:

@@ -23,8 +23,8 @@ from lib.data_parallel.fsdp import FSDP
 from lib.data_parallel.optimizer import ShardedOptimizer
 from lib.data_parallel.state_dicts import check_keys, fitting
 from lib.facts import Fact
+from lib.gradient_ranks import TOKENS
 from lib.launch import device
-from lib.layout import AXES
 from lib.masks import row_seed
 from lib.memory import MemoryTracker
 from lib.mesh import Group, Mesh
@@ -57,7 +57,7 @@ class ParallelModel:
     `parallelize` of `lib/parallel.py` makes it of a GPT, and `assemble` of any model.
 
     Attributes:
-        mesh: of the axes dp, pp and tp.
+        mesh: of the axes dp, pp and tp, and cp if a sequence is split.
         schedule: the schedule of the pipeline, with all messages and reductions.
         stages: the stages on this rank, by number.
         facts: facts of their parameters.
@@ -66,6 +66,7 @@ class ParallelModel:
         norm_over: the ranks over which the gradient norm is summed.
         serial: key of the full `state_dict` → the name of its parameter, and its shape.
         seed: seed of dropout, and of all random numbers in forward.
+        part_of: function from some rows to the tokens of them that are this rank's; all, without context parallelism.
         gradients: sums their gradients.
         optimizer: the torch optimizer on the owned pieces.
         shapes: serial name → shape, of all parameters of the full model.
@@ -80,9 +81,11 @@ class ParallelModel:
     norm_over: Group
     serial: Mapping[str, tuple[str, torch.Size]]
     seed: int = 0
+    part_of: Callable[[Tensor], Tensor] = lambda rows: rows
 
     def __post_init__(self) -> None:
-        self.dp, self.pp, self.tp = (self.mesh.group(axis) for axis in AXES)
+        self.dp, self.pp, self.tp = (self.mesh.group(axis) for axis in ("dp", "pp", "tp"))
+        self.over_tokens = self.mesh.group_of_some(*TOKENS)
         self.gradients, self.optimizer = self.owner.gradients, self.owner.optimizer
         self.shapes = dict(self.serial.values())
         self._flat_of = {name: flat for flat in self.owner.flats for name in flat.names}
@@ -106,12 +109,12 @@ class ParallelModel:
         with trace.span("optimizer"):
             self.clip(max_norm)
             self.owner.step()
-        return comm.all_reduce(term, self.dp)
+        return comm.all_reduce(term, self.over_tokens)
 
     def backward(self, inputs: Tensor, targets: Tensor, number: int | None = None) -> Tensor:
         """Forward, backward and sum of gradients; return the loss of this rank's rows, as a term of the mean."""
         mine, loss = data.rows_of_rank(len(inputs), self.dp.rank, self.dp.size), self.term_of(targets)
-        x, y = (part[mine].to(device()) for part in (inputs, targets))
+        x, y = (self.part_of(rows[mine]).to(device()) for rows in (inputs, targets))
         number = self._next if number is None else number
         self._next = number + 1
         pieces = torch.arange(mine.start, mine.stop).tensor_split(self.schedule.num_microbatches)
@@ -148,11 +151,12 @@ class ParallelModel:
         try:
             for module in modes:
                 module.training = False
-            term = execute(schedule, self.stages, self.pp, x.to(device()), y.to(device()), loss).loss
+            x, y = (self.part_of(rows).to(device()) for rows in (x, y))
+            term = execute(schedule, self.stages, self.pp, x, y, loss).loss
         finally:
             for module, mode in modes.items():
                 module.training = mode
-        return comm.all_reduce(term if has_rows else torch.zeros_like(term), self.dp)
+        return comm.all_reduce(term if has_rows else torch.zeros_like(term), self.over_tokens)
 
     def term_of(self, targets: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
         """A function for the loss of some rows, as a term of the loss of all these targets, which all ranks hold."""

@@ -25,10 +25,10 @@ class CommEvent:
 
     Args:
         rank: global rank that made the call.
-        kind: `all_reduce`, `all_gather`, `reduce_scatter`, `all_to_all`, `broadcast`, `send`, `recv` or `barrier`; for
-            direct calls of `torch.distributed` also `gather` and `scatter`.
-        axis: mesh axis of the group (`"dp"`, `"pp"`, `"tp"` or `"world"`); for a group of `new_group`, its description
-            or its ranks.
+        kind: `all_reduce`, `all_gather`, `reduce_scatter`, `all_to_all`, `broadcast`, `shift`, `send`, `recv` or
+            `barrier`; for direct calls of `torch.distributed` also `gather` and `scatter`.
+        axis: mesh axis of the group (`"dp"`, `"pp"`, `"cp"`, `"tp"` or `"world"`); for a group of `new_group`, its
+            description or its ranks.
         peers: global ranks of the group, or the one peer of a send or recv.
         payload_bytes: bytes of the full tensor of the call.
         wire_bytes: bytes that this rank sends with an ideal ring (`lib.cost.wire_bytes`).

@@ -27,6 +27,7 @@ _RING = {
     **dict.fromkeys(("gather", "scatter"), _STAR),
     "send": (lambda n: 1.0, lambda n: 1.0, lambda n: 1),
     "recv": (lambda n: 0.0, lambda n: 1.0, lambda n: 1),
+    "shift": (lambda n: 1.0, lambda n: 1.0, lambda n: 1),  # of all ranks, each to the next
     "barrier": (lambda n: 0.0, lambda n: 0.0, lambda n: 2 * (n - 1)),
 }
 

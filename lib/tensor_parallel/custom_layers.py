@@ -179,6 +179,34 @@ def check_layers(model: nn.Module, n: int, sequence_parallel: bool) -> None:
             raise ValueError(f"{_said(name, module, n)} {_WHY[place]}")
 
 
+def check_tokenwise(model: nn.Module) -> None:
+    """Check, before anything changes, that all layers but attention treat the tokens of a sequence independently.
+
+    Raises:
+        ValueError: a layer that may mix tokens, such as a custom one without a mark.
+    """
+    for name, module, _ in unsharded(model, 1):
+        own = isinstance(module, Attention) and _own_part(module, 1)
+        if own or not (hasattr(module, "partial_gradients") or _is_right(module, BETWEEN, 1)):
+            raise ValueError(
+                f"{_said(name, module, 1)} would get some tokens of each sequence, with context parallelism: first "
+                "call mark_partial(module) of lib/tensor_parallel/sequence.py if it treats tokens independently, or "
+                "use cp=1"
+            )
+    for name, module in model.named_modules():
+        if isinstance(module, MLP) and module.act not in (gelu, swiglu) and not _acts_on_tokens(module):
+            raise ValueError(f"{_said(name, module, 1)} mixes the tokens of a sequence: use cp=1")
+
+
+def _acts_on_tokens(mlp: MLP) -> bool:
+    """Whether the activation of some tokens is that of the full sequence at these tokens, on random numbers."""
+    x = torch.randn(2, 4, mlp.up.out_features, generator=torch.Generator().manual_seed(0), device="cpu")
+    act = copy.deepcopy(mlp.act).eval() if isinstance(mlp.act, nn.Module) else mlp.act
+    with torch.random.fork_rng(devices=[]):
+        full, parts = act(x), torch.cat([act(part) for part in x.clone().chunk(2, dim=1)], dim=1)
+    return full.shape == parts.shape and torch.allclose(full, parts, equal_nan=True)
+
+
 _WHY = {
     BETWEEN: "would get a shard of the sequence, and its partial gradients would never be summed: first call "
     "mark_partial(module) of lib/tensor_parallel/sequence.py if it treats tokens independently, or use "

@@ -135,7 +135,7 @@ def test_reduce_gives_the_result_to_one(n):
     """With pieces so small that every tensor travels in several, the last of them short; among other messages."""
 
     def every(world):
-        comm._PIECE_BYTES = 40
+        gloo._PIECE_BYTES = 40
         right, left = (world.rank + 1) % n, (world.rank - 1) % n
         around = [comm.recv(torch.empty(1), world, left)] if n > 1 else []
         xs = [data(rank, n, torch.float64) for rank in range(n)]

@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 
-from lib.masks import RowDropout, drop_by_rows, row_seed
+from lib.masks import RowDropout, drop_by_rows, places_of_shard, row_seed
 from lib.model import GPT, GPTConfig
 
 SIZES = {"vocab_size": 32, "context": 12, "d_model": 24, "num_heads": 6, "num_kv_heads": 2, "dropout": 0.3}
@@ -33,7 +33,7 @@ def test_the_shards_of_a_mask_are_one_mask_side_by_side(ranks):
     x = torch.ones(4, 6, 5, 5)
     torch.manual_seed(row_seed(0, 7, 0))
     whole = RowDropout(0.5, "blocks.0")(x)
-    shards = [RowDropout(0.5, "blocks.0", rank, ranks)(x[:, : 6 // ranks]) for rank in range(ranks)]
+    shards = [RowDropout(0.5, "blocks.0", places_of_shard(rank, ranks))(x[:, : 6 // ranks]) for rank in range(ranks)]
     assert torch.equal(torch.cat(shards, 1), whole) and not torch.equal(shards[0], shards[1])
     torch.manual_seed(row_seed(0, 7, 2))
     assert torch.equal(RowDropout(0.5, "blocks.0")(x[2:]), whole[2:])

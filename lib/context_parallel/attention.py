@@ -1,0 +1,101 @@
+"""Attention of the tokens of a rank to those of all ranks, in two ways: gather keys and values, or exchange heads.
+
+The problem: a rank has the queries, keys and values of some tokens, and causal attention needs, for each query, the
+keys and values of all earlier tokens.
+
+The idea of `gather_attention`: bring the keys and values here. With grouped queries they are a small part of x. Each
+rank uses them differently, so in backward their gradients are partial sums, and the conjugate is a reduce-scatter.
+
+The idea of `ulysses_attention`: heads are independent, so exchange tokens for heads. One all-to-all turns some tokens
+of all heads into all tokens of some heads; attention is then that of one process; a second all-to-all turns it back.
+
+Shapes: B rows, H query heads, K heads of keys and values on this rank, t = T/n of the T tokens, E width of a head.
+
+Source: Llama Team, 2024, arXiv 2407.21783, section 3.3.2 (gather); Jacobs et al., 2023, arXiv 2309.14509 (Ulysses).
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from lib import comm
+from lib.conjugate import all_gather_reduce_scatter, pair
+from lib.context_parallel.tokens import by_ranks, in_sequence, positions_of
+from lib.cost.token_orders import tokens_of_rank
+from lib.mesh import Group
+
+Attend = Callable[[Tensor, Tensor, Tensor, range, range, int], Tensor]  # `attend`, or one with dropout
+
+
+def attend(q_BHtE: Tensor, k_BKSE: Tensor, v_BKSE: Tensor, queries: range, keys: range, length: int = 0) -> Tensor:
+    """Softmax(q · kᵀ/√E) · v, with a causal mask, of queries and keys at these positions. → y[B, H, t, E]."""
+    grouped = q_BHtE.shape[1] != k_BKSE.shape[1]
+    if queries == keys:
+        return scaled_dot_product_attention(q_BHtE, k_BKSE, v_BKSE, is_causal=True, enable_gqa=grouped)
+    queries_t, keys_S = positions_of([queries], q_BHtE.device), positions_of([keys], q_BHtE.device)
+    earlier_tS = keys_S <= queries_t[:, None]
+    return scaled_dot_product_attention(q_BHtE, k_BKSE, v_BKSE, attn_mask=earlier_tS, enable_gqa=grouped)
+
+
+def gather_attention(
+    q_BHtE: Tensor,
+    k_BKtE: Tensor,
+    v_BKtE: Tensor,
+    group: Group,
+    order: str = "contiguous",
+    attend: Attend = attend,
+) -> Tensor:
+    """Attention of this rank's queries to all earlier keys, which are gathered. → y[B, H, t, E].
+
+    forward: one all-gather of keys and values, (n−1)/n · 2·B·K·T·E elements. backward: one reduce-scatter, the same.
+    """
+    length = group.size * q_BHtE.shape[2]
+    gathered = all_gather_reduce_scatter(torch.cat([k_BKtE, v_BKtE], 1), group, 2)
+    k_BKTE, v_BKTE = in_sequence(gathered, group, order, 2).chunk(2, 1)
+    mine = tokens_of_rank(order, length, group.size, group.rank)
+    parts = []
+    for queries, q_part in zip(mine, q_BHtE.split([len(each) for each in mine], 2), strict=True):
+        end = queries[-1] + 1  # no query of this range sees a key behind it
+        parts.append(attend(q_part, k_BKTE[:, :, :end], v_BKTE[:, :, :end], queries, range(end), length))
+    return torch.cat(parts, 2)
+
+
+def ulysses_attention(
+    q_BHtE: Tensor,
+    k_BKtE: Tensor,
+    v_BKtE: Tensor,
+    group: Group,
+    order: str = "contiguous",
+    attend: Attend = attend,
+) -> Tensor:
+    """Attention of all tokens, for the heads of this rank, then back to its tokens with all heads. → y[B, H, t, E].
+
+    forward: four all-to-alls, of queries, keys, values and y, 2(1 + K/H)(n−1)/n² · B·T·H·E elements. backward: the
+    same. If there are fewer heads of keys and values than ranks, each is copied n/K times before it is sent.
+
+    Raises:
+        ValueError: heads that the ranks cannot share evenly.
+    """
+    n, heads, kv_heads = group.size, q_BHtE.shape[1], k_BKtE.shape[1]
+    if heads % n or (kv_heads % n and n % kv_heads):
+        raise ValueError(
+            f"{heads} query heads and {kv_heads} of keys and values cannot be split over {n} ranks: the ranks must "
+            "divide the first, and divide the second or be a multiple of it"
+        )
+    if kv_heads < n:
+        k_BKtE, v_BKtE = (x.repeat_interleave(n // kv_heads, 1) for x in (k_BKtE, v_BKtE))
+    parts = (_exchange(x, group, 1, 2) for x in (q_BHtE, k_BKtE, v_BKtE))
+    every = range(n * q_BHtE.shape[2])
+    y_BhTE = attend(*(in_sequence(part, group, order, 2) for part in parts), every, every, len(every))
+    return _exchange(by_ranks(y_BhTE, group, order, 2), group, 2, 1)
+
+
+def _exchange(x: Tensor, group: Group, split_dim: int, concat_dim: int) -> Tensor:
+    """x[S/n], a shard along `concat_dim` → [S/n], a shard along `split_dim`. The reverse is also its conjugate."""
+    return pair(
+        x,
+        lambda t: comm.all_to_all(t, group, split_dim, concat_dim),
+        lambda g: comm.all_to_all(g, group, concat_dim, split_dim),
+    )
