@@ -15,7 +15,7 @@ from lib import comm, trace
 from lib.deferred import DeferWeightGradients, Queue
 from lib.launch import run
 from lib.mesh import Group, Mesh, MeshShape
-from lib.runtime import calls, pending
+from lib.runtime import calls, gloo, pending
 from tests.lib import kinds, sharding
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
