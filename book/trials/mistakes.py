@@ -74,9 +74,9 @@ MISTAKES: dict[str, list[tuple]] = {
 
 
 @contextmanager
-def planted(mistake: str) -> Iterator[None]:
-    """Inside this context, a model that this rank parallelises has one of the `MISTAKES`."""
+def planted(mistake: str, among: dict[str, list[tuple]] = MISTAKES) -> Iterator[None]:
+    """Inside this context, a model that this rank parallelises has one of the mistakes."""
     with ExitStack() as stack:
-        for where, name, instead in MISTAKES[mistake]:
+        for where, name, instead in among[mistake]:
             stack.enter_context(patch.object(where, name, instead))
         yield

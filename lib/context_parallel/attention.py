@@ -59,7 +59,7 @@ def gather_attention(
     for queries, q_part in zip(mine, q_BHtE.split([len(each) for each in mine], 2), strict=True):
         end = queries[-1] + 1  # no query of this range sees a key behind it
         parts.append(attend(q_part, k_BKTE[:, :, :end], v_BKTE[:, :, :end], queries, range(end), length))
-    return torch.cat(parts, 2)
+    return parts[0] if len(parts) == 1 else torch.cat(parts, 2)  # a copy, which of one part would be for nothing
 
 
 def ulysses_attention(

@@ -40,7 +40,8 @@ class Apart(NamedTuple):
     """How far a layout is from one process: the largest ‖ours − theirs‖/‖theirs‖ over steps, tensors and ranks.
 
     Args:
-        loss, gradient, weight: the distance of the losses, of the clipped gradients, and of the weights after a step.
+        loss, gradient, weight: the distance of the losses; of the clipped gradients, and of their norm before, because
+            the clip hides a factor of all; and of the weights after a step.
     """
 
     loss: float
@@ -53,9 +54,10 @@ class Apart(NamedTuple):
 
 
 class _Step(NamedTuple):
-    """A step of one process: the loss, clipped gradients, and weights after the step, by name."""
+    """A step of one process: the loss, the norm, clipped gradients, and weights after the step, by name."""
 
     loss: Tensor
+    norm: Tensor
     gradients: dict[str, Tensor]
     weights: dict[str, Tensor]
 
@@ -147,11 +149,11 @@ def _twin_steps(
             torch.manual_seed(row_seed(0, number, 0))
             loss = loss_of(targets)(twin(inputs), targets)
             loss.backward()
-        nn.utils.clip_grad_norm_(twin.parameters(), max_norm)
+        norm = nn.utils.clip_grad_norm_(twin.parameters(), max_norm)
         gradients = {name: p.grad.clone() for name, p in twin.named_parameters()}
         before_step(optimizer, number)
         optimizer.step()
-        yield _Step(loss.detach(), gradients, {name: p.detach().clone() for name, p in twin.named_parameters()})
+        yield _Step(loss.detach(), norm, gradients, {name: p.detach().clone() for name, p in twin.named_parameters()})
 
 
 def _certified(
@@ -169,12 +171,16 @@ def _certified(
             _check_replicas(ours, steps[0].gradients)
         gradients.append(_farthest(ours, steps[len(gradients)].gradients, lambda p: p.grad))
 
+    norms: list[Tensor] = []
+    clip = ours.clip
+    ours.clip = lambda max_norm: norms.append(clip(max_norm))
     ours.optimizer.register_step_pre_hook(measure)
     for number, ((inputs, targets), wanted) in enumerate(zip(batches, steps, strict=True)):
         before_step(ours.optimizer, number)
         loss = ours.step(inputs, targets, max_norm, number)
         weights = _farthest(ours, wanted.weights, lambda p: p.detach())
-        apart = torch.stack([(loss - wanted.loss).abs() / wanted.loss, gradients[number], weights])
+        of_norm = (norms[number] - wanted.norm).abs() / wanted.norm
+        apart = torch.stack([(loss - wanted.loss).abs() / wanted.loss, max(gradients[number], of_norm), weights])
         worst = torch.maximum(worst, apart.nan_to_num(nan=math.inf, posinf=math.inf))
     return Apart(*comm.all_reduce(worst, ours.mesh.world, "max").tolist())
 
