@@ -66,7 +66,7 @@ def _stale_keys(ctx: SimpleNamespace, d_o: Tensor) -> tuple:
     q, k, v, o, lse = ctx.saved_tensors
     for _ in range(ctx.group.size - 1):
         k, v = comm.shift(k, ctx.group), comm.shift(v, ctx.group)
-    stale = SimpleNamespace(saved_tensors=(q, k, v, o, lse), group=ctx.group, order=ctx.order, drop=ctx.drop)
+    stale = SimpleNamespace(saved_tensors=(q, k, v, o, lse), group=ctx.group, order=ctx.order, masks=ctx.masks)
     return _RING_BACKWARD(stale, d_o)
 
 

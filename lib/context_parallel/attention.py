@@ -22,21 +22,32 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from lib import comm
 from lib.conjugate import all_gather_reduce_scatter, pair
-from lib.context_parallel.tokens import by_ranks, in_sequence, positions_of
+from lib.context_parallel.tokens import by_ranks, in_sequence, seen_keys
 from lib.cost.token_orders import tokens_of_rank
 from lib.mesh import Group
 
 Attend = Callable[[Tensor, Tensor, Tensor, range, range, int], Tensor]  # `attend`, or one with dropout
 
 
-def attend(q_BHtE: Tensor, k_BKSE: Tensor, v_BKSE: Tensor, queries: range, keys: range, length: int = 0) -> Tensor:
-    """Softmax(q · kᵀ/√E) · v, with a causal mask, of queries and keys at these positions. → y[B, H, t, E]."""
+def attend(
+    q_BHtE: Tensor,
+    k_BKSE: Tensor,
+    v_BKSE: Tensor,
+    queries: range,
+    keys: range,
+    length: int = 0,
+    documents_BT: Tensor | None = None,
+) -> Tensor:
+    """Softmax(q · kᵀ/√E) · v, with a causal mask, of queries and keys at these positions. → y[B, H, t, E].
+
+    Args:
+        documents_BT: number of the document of each token of the sequence, if a query attends to its own alone.
+    """
     grouped = q_BHtE.shape[1] != k_BKSE.shape[1]
-    if queries == keys:
+    if queries == keys and documents_BT is None:
         return scaled_dot_product_attention(q_BHtE, k_BKSE, v_BKSE, is_causal=True, enable_gqa=grouped)
-    queries_t, keys_S = positions_of([queries], q_BHtE.device), positions_of([keys], q_BHtE.device)
-    earlier_tS = keys_S <= queries_t[:, None]
-    return scaled_dot_product_attention(q_BHtE, k_BKSE, v_BKSE, attn_mask=earlier_tS, enable_gqa=grouped)
+    seen = seen_keys(queries, keys, documents_BT, q_BHtE.device)
+    return scaled_dot_product_attention(q_BHtE, k_BKSE, v_BKSE, attn_mask=seen, enable_gqa=grouped)
 
 
 def gather_attention(
@@ -50,6 +61,9 @@ def gather_attention(
     """Attention of this rank's queries to all earlier keys, which are gathered. → y[B, H, t, E].
 
     forward: one all-gather of keys and values, (n−1)/n · 2·B·K·T·E elements. backward: one reduce-scatter, the same.
+
+    Args:
+        attend: attention of one process: `partial(attend, documents_BT=…)` for several documents in a row.
     """
     length = group.size * q_BHtE.shape[2]
     gathered = all_gather_reduce_scatter(torch.cat([k_BKtE, v_BKtE], 1), group, 2)

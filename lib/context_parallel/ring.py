@@ -23,13 +23,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from lib import comm
-from lib.context_parallel.tokens import positions_of
+from lib.context_parallel.tokens import seen_keys
 from lib.cost.token_orders import AttentionBlock, blocks_of
 from lib.mesh import Group
 
@@ -43,6 +44,7 @@ def ring_attention(
     group: Group,
     order: str = "contiguous",
     drop: Drop | None = None,
+    documents_BT: Tensor | None = None,
 ) -> Tensor:
     """Attention of this rank's queries to all earlier keys, which pass by. → y[B, H, t, E].
 
@@ -51,22 +53,30 @@ def ring_attention(
 
     Args:
         drop: dropout of the weights of a block; the same each time it is called with the same ranges.
+        documents_BT: as for `attend`.
     """
-    return _Ring.apply(q_BHtE, k_BKtE, v_BKtE, group, order, drop)
+    return _Ring.apply(q_BHtE, k_BKtE, v_BKtE, group, order, _Masks(drop, documents_BT))
+
+
+class _Masks(NamedTuple):
+    """What keeps a query from a key of a block, but for the causal order."""
+
+    drop: Drop | None
+    documents: Tensor | None  # [B, T]
 
 
 class _Ring(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, q: Tensor, k: Tensor, v: Tensor, group: Group, order: str, drop: Drop | None) -> Tensor:
+    def forward(ctx, q: Tensor, k: Tensor, v: Tensor, group: Group, order: str, masks: _Masks) -> Tensor:
         q_BKGtE, wide = q.unflatten(1, (k.shape[1], -1)), torch.promote_types(q.dtype, torch.float32)
         o_BKGtE = torch.zeros_like(q_BKGtE, dtype=wide, memory_format=torch.contiguous_format)
         lse_BKGt = o_BKGtE.new_full(o_BKGtE.shape[:-1], -math.inf)
         for owner, kv in _passing(torch.stack([k, v]), group):
             for block in blocks_of(order, group.size * q.shape[2], group.size, group.rank, owner):
-                part, lse = _attend(block, q_BKGtE, *kv, drop)
+                part, lse = _attend(block, q_BKGtE, *kv, masks)
                 _merge(o_BKGtE[..., block.mine, :], lse_BKGt[..., block.mine], part, lse)
         o = o_BKGtE.to(q.dtype).flatten(1, 2)
-        ctx.group, ctx.order, ctx.drop = group, order, drop
+        ctx.group, ctx.order, ctx.masks = group, order, masks
         ctx.save_for_backward(q, k, v, o, lse_BKGt)
         return o
 
@@ -82,7 +92,7 @@ class _Ring(torch.autograd.Function):
             for block in blocks_of(order, group.size * q.shape[2], group.size, group.rank, owner):
                 mine, theirs = block.mine, block.theirs
                 here = q_BKGtE[..., mine, :], lse[..., mine], d_o[..., mine, :], share[..., mine, :]
-                of_q, of_k, of_v = _attend_backward(block, *kv, *here, ctx.drop)
+                of_q, of_k, of_v = _attend_backward(block, *kv, *here, ctx.masks)
                 d_q[..., mine, :] += of_q
                 d_kv[:, :, :, theirs] += torch.stack([of_k, of_v])
             if owner == group.rank:
@@ -106,13 +116,13 @@ def _passing(kv: Tensor, group: Group) -> Iterator[tuple[int, Tensor]]:
             kv = coming.wait()
 
 
-def _scores(block: AttentionBlock, q_BKGsE: Tensor, k_BKsE: Tensor) -> Tensor:
-    """q · kᵀ/√E of a block, −inf for keys behind their query."""
+def _scores(block: AttentionBlock, q_BKGsE: Tensor, k_BKsE: Tensor, documents_BT: Tensor | None) -> Tensor:
+    """q · kᵀ/√E of a block, −inf for keys that a query does not attend to."""
     scores = q_BKGsE @ k_BKsE[:, :, None].transpose(-1, -2) / math.sqrt(q_BKGsE.shape[-1])
-    if block.is_whole:
+    if block.is_whole and documents_BT is None:
         return scores
-    queries, keys = positions_of([block.queries], scores.device), positions_of([block.keys], scores.device)
-    return scores.masked_fill(keys > queries[:, None], -math.inf)
+    seen = seen_keys(block.queries, block.keys, documents_BT, scores.device)
+    return scores.masked_fill(~(seen if documents_BT is None else seen[:, None]), -math.inf)
 
 
 def _dropped(weights_BKGtS: Tensor, block: AttentionBlock, drop: Drop | None) -> Tensor:
@@ -122,16 +132,16 @@ def _dropped(weights_BKGtS: Tensor, block: AttentionBlock, drop: Drop | None) ->
 
 
 def _attend(
-    block: AttentionBlock, q_BKGtE: Tensor, k_BKtE: Tensor, v_BKtE: Tensor, drop: Drop | None
+    block: AttentionBlock, q_BKGtE: Tensor, k_BKtE: Tensor, v_BKtE: Tensor, masks: _Masks
 ) -> tuple[Tensor, Tensor]:
     """The output of one block alone, and lse, the logarithm of the sum of its exponentials."""
     wide = torch.promote_types(q_BKGtE.dtype, torch.float32)
     q, k, v = q_BKGtE[..., block.mine, :].to(wide), k_BKtE[:, :, block.theirs].to(wide), v_BKtE[:, :, block.theirs]
-    scores = _scores(block, q, k)
+    scores = _scores(block, q, k, masks.documents)
     lse = scores.logsumexp(-1)
     # A query that sees no key of the block has the lse −inf, and weights of 0.
     weights = (scores - lse.clamp(min=torch.finfo(wide).min)[..., None]).exp()
-    return _dropped(weights, block, drop) @ v[:, :, None].to(wide), lse
+    return _dropped(weights, block, masks.drop) @ v[:, :, None].to(wide), lse
 
 
 def _merge(o: Tensor, lse: Tensor, part: Tensor, lse_part: Tensor) -> None:
@@ -149,15 +159,15 @@ def _attend_backward(
     lse: Tensor,
     d_o: Tensor,
     share: Tensor,
-    drop: Drop | None,
+    masks: _Masks,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of one block's queries, keys and values; `share` is Σ d_o · o of each query."""
     k, v = (x[:, :, block.theirs].to(lse.dtype) for x in (k_BKtE, v_BKtE))
-    weights = (_scores(block, q, k) - lse[..., None]).exp()
-    d_weights = _dropped(d_o @ v[:, :, None].transpose(-1, -2), block, drop)
+    weights = (_scores(block, q, k, masks.documents) - lse[..., None]).exp()
+    d_weights = _dropped(d_o @ v[:, :, None].transpose(-1, -2), block, masks.drop)
     d_scores = weights * (d_weights - share) / math.sqrt(q.shape[-1])
     of_k, of_v = (
         (d_scores.transpose(-1, -2) @ q).sum(2),
-        (_dropped(weights, block, drop).transpose(-1, -2) @ d_o).sum(2),
+        (_dropped(weights, block, masks.drop).transpose(-1, -2) @ d_o).sum(2),
     )
     return d_scores @ k[:, :, None], of_k, of_v

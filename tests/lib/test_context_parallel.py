@@ -3,6 +3,7 @@
 import random
 import sys
 from dataclasses import replace
+from functools import partial
 from itertools import product
 
 import cloudpickle
@@ -124,7 +125,16 @@ def bytes_of_layer(kind, n, heads, kv_heads):
     return (6 if kind == "ring" else 4) * g * (n - 1) / n
 
 
-def compared(world):
+DOCUMENTS = torch.tensor([[0] * 9 + [1] * 15, [0] * 20 + [1, 2, 2, 2]])  # of two rows of 24 tokens
+
+
+def in_documents(across, documents_BT):
+    if across is ring_attention:
+        return partial(ring_attention, documents_BT=documents_BT)
+    return partial(across, attend=partial(attend, documents_BT=documents_BT))
+
+
+def compared(world, documents_BT=None):
     """For each kind, order and number of heads: the distance from one process, and the bytes sent."""
     found, n = [], world.size
     for (heads, kv_heads), order, (kind, across) in product(
@@ -136,7 +146,8 @@ def compared(world):
         full = [
             torch.randn(ROWS, h, T, E, dtype=torch.float64, requires_grad=True) for h in (heads, kv_heads, kv_heads)
         ]
-        y = attend(*full, range(T), range(T))
+        y = attend(*full, range(T), range(T), T, documents_BT)
+        across = across if documents_BT is None else in_documents(across, documents_BT)
         gradient = torch.randn_like(y)
         y.backward(gradient)
         mine = [take_tokens(x.detach(), world, order, 2).requires_grad_() for x in full]
@@ -150,11 +161,12 @@ def compared(world):
     return found
 
 
-@pytest.mark.thorough("more ranks", keep=2)
+@pytest.mark.thorough("more ranks", keep=3)
 @pytest.mark.parametrize("n", [3, 2, 1, 4])
-def test_attention_and_its_gradients_are_those_of_one_process(n, say):
+@pytest.mark.parametrize("documents_BT", [None, DOCUMENTS], ids=["one document", "documents"])
+def test_attention_and_its_gradients_are_those_of_one_process(n, documents_BT, say):
     """Three ranks first: on two, the next rank is also the one before."""
-    for found in run(compared, n):
+    for found in run(compared, n, documents_BT):
         assert len(found) >= 21
         say(f"{n} ranks: at most {max(far for *_, far, _ in found):.1g} apart")
         for kind, order, heads, kv_heads, far, sent in found:
@@ -228,7 +240,7 @@ def test_what_stays_for_backward():
         found = run(kept, n)[0]
         assert found["ring"] == 4 + 1 / 16
         assert found["gather"] == 2 + 2 * n + 1 / 16, "also the keys and values of all ranks"
-        assert found["ulysses"] == 4 + 1 / 16, "those of some heads, and all tokens"
+        assert found["ulysses"] == 5 + 1 / 16, "its output twice, before and after the exchange"
 
 
 # ---- a GPT, with all other axes -------------------------------------------------------------------------------------
@@ -312,12 +324,9 @@ def test_every_pair_of_options_is_the_same_training(ranks, config, say):
 
 def of_three_ranks(world):
     config = replace(LLAMA, context=12, num_heads=6, num_kv_heads=3, d_model=24)
-    which = [Layout(cp=3, attention=kind, token_order=order) for kind, order in product(KINDS, TOKEN_ORDERS[:1])]
-    which += [
-        Layout(cp=3, attention=kind, token_order=order, zero=3)
-        for kind, order in product(["gather", "ring"], TOKEN_ORDERS)
-    ]
-    return certified(world, which, config)
+    which = [*product(("gather", "ring"), TOKEN_ORDERS), ("ulysses", "contiguous")]
+    layouts = [Layout(cp=3, attention=kind, token_order=order, zero=zero) for kind, order in which for zero in (0, 3)]
+    return certified(world, layouts, config)
 
 
 def test_three_ranks():
