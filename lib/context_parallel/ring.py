@@ -139,16 +139,20 @@ def _attend(
     q, k, v = q_BKGtE[..., block.mine, :].to(wide), k_BKtE[:, :, block.theirs].to(wide), v_BKtE[:, :, block.theirs]
     scores = _scores(block, q, k, masks.documents)
     lse = scores.logsumexp(-1)
-    # A query that sees no key of the block has the lse −inf, and weights of 0.
-    weights = (scores - lse.clamp(min=torch.finfo(wide).min)[..., None]).exp()
+    weights = (scores - _finite(lse)[..., None]).exp()
     return _dropped(weights, block, masks.drop) @ v[:, :, None].to(wide), lse
 
 
 def _merge(o: Tensor, lse: Tensor, part: Tensor, lse_part: Tensor) -> None:
     """Merge the output of a block into `o`, in place."""
     new = torch.logaddexp(lse, lse_part)
-    o.mul_((lse - new).exp()[..., None]).add_(part * (lse_part - new).exp()[..., None])
+    o.mul_((lse - _finite(new)).exp()[..., None]).add_(part * (lse_part - _finite(new)).exp()[..., None])
     lse.copy_(new)
+
+
+def _finite(lse: Tensor) -> Tensor:
+    """lse, for a difference: −inf, of a query that attended to no key so far, would give −inf − (−inf), no number."""
+    return lse.clamp(min=torch.finfo(lse.dtype).min)
 
 
 def _attend_backward(
