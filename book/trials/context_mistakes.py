@@ -17,6 +17,7 @@ from torch import Tensor
 
 from lib import comm, parallel
 from lib.context_parallel import ring
+from lib.cost.token_orders import tokens_of_rank
 from lib.mesh import Group
 from lib.model import GPT, Embed, Heads
 from lib.parallel_model import ParallelModel
@@ -37,11 +38,13 @@ def _from_0(model: GPT, group: Group, *how: str) -> GPT:
 
 
 def _shifted_inside(model: ParallelModel, inputs: Tensor, targets: Tensor, *more: int) -> Tensor:
-    """Each rank takes the next of its own tokens as the target: the last has none, and behind a gap it is wrong."""
-    mine = model.part_of(torch.arange(inputs.shape[1])[None])[0]
-    of_rank = torch.full_like(targets, -100)
-    of_rank[:, mine[:-1]] = torch.where(targets[:, mine[:-1]] == -100, -100, inputs[:, mine[1:]])
-    return _BACKWARD(model, inputs, of_rank, *more)
+    """Each rank takes the next of its own tokens as the target: the last has none, and at a gap it is wrong."""
+    cp, order, length = _cp(model), model.part_of.keywords["order"], inputs.shape[1]
+    shifted = torch.full_like(targets, -100)
+    for rank in range(cp.size):
+        mine = torch.tensor([t for part in tokens_of_rank(order, length, cp.size, rank) for t in part])
+        shifted[:, mine[:-1]] = torch.where(targets[:, mine[:-1]] == -100, -100, inputs[:, mine[1:]])
+    return _BACKWARD(model, inputs, shifted, *more)
 
 
 def _mean_over_own_tokens(model: ParallelModel, targets: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
