@@ -41,7 +41,7 @@ class BlockTime(NamedTuple):
     attention: float
     memory: float  # with the pauses of a block so small that its kernels cannot be launched in time
     weights_s: float  # of the matmuls, the gradients of weights: as many FLOPs as forward has
-    forward_s: float  # of all three; the rest is in backward, with what that recomputes
+    forward_s: float  # of all three; the rest is in backward, recomputation included
     tp: AxisWait
     cp: AxisWait
 

@@ -205,7 +205,7 @@ def test_of_blocks_that_take_turns_backward_has_the_mean():
 
 
 def test_backward_of_fused_attention_and_of_memory():
-    """Two and a half times forward, and one and a half; with one more where both run again."""
+    """Two and a half times forward, and one and a half; one more if both run again."""
     run = Training(PRESET_MODELS["llama3-8b"], Cluster(GPUS["h100"], 8), stack_for("megatron", "h100"), 8)
     for how, again in (("none", 0), ("full", 1)):
         block = block_s(run, 1, 1, 1, False, how)
