@@ -15,51 +15,56 @@ const plannerSeconds = (of) => {
 
   // -- of a block and microbatch, forward and backward
   // The sums over tensor-parallel ranks. Without sequence parallelism they hide behind weight gradients alone.
-  const overTp = (tp, tokens, slices, recompute, matmuls) => {
+  const overTp = (tp, tokens, slices, recompute, matmuls, weightsS) => {
     if (tp === 1) return hide(NONE, matmuls);
     const x = 2 * tokens * h, full = recompute === "full", skipped = Number(stack.stops_early && full);
     const exposed = tp > perNode ? 1 : stack.exposed_tp; // what hides a part works only inside a node
     if (!slices) {
       const number = limits.tp_sums[recompute] - skipped;
-      return hide(times(allReduce(x, tp, 1), number), matmuls / 3, Math.max(exposed, 1 - 2 / number));
+      return hide(times(allReduce(x, tp, 1), number), weightsS, Math.max(exposed, 1 - 2 / number));
     }
     const half = allGather(x, tp, 1);
     const apart = (model.gated ? 3 : 2) * (full ? 3 : 2) * stack.gathers_apart;
     const sums = times(half, 2 * limits.tp_sums[recompute] - skipped + apart);
     const sent = plus(sums, times(half, stack.regathers ? 2 : 0));
-    return hide(sent, exposed < 1 ? matmuls : matmuls / 3, (exposed * sums.seconds) / sent.seconds);
+    return hide(sent, exposed < 1 ? matmuls : weightsS, (exposed * sums.seconds) / sent.seconds);
   };
-  const ofParts = (matmuls, attention, memory, tp, cp) => {
+  // Of the matmuls, weightsS are gradients of weights; of all three, forwardS are in forward, the rest in backward.
+  const ofParts = (matmuls, attention, memory, weightsS, forwardS, tp, cp) => {
     const computationS = matmuls + attention + memory;
     return {
-      matmuls, attention, memory, tp, cp,
+      matmuls, attention, memory, weightsS, forwardS, tp, cp,
       totalS: computationS + waits.exposedS(tp) + waits.exposedS(cp),
       leftS: computationS - tp.hidden_s - cp.hidden_s, // computation that has hidden nothing yet
-      ofBackward: ((2 / 3) * (matmuls + attention) + (3 / 5) * memory) / computationS,
+      ofBackward: 1 - forwardS / computationS,
     };
   };
   const blockOnce = cached((tp, cp, rows, slices, recompute) => {
     const full = recompute === "full", fused = stack.fused_attention, tokens = (rows * s) / cp;
     const early = stack.stops_early && ["full", "mlp"].includes(recompute) ? h * ffn : 0;
     const again = weightsAgain(recompute) - early;
-    const matmuls = matmulS(((6 * blockWeights + 2 * again) * tokens) / tp, tokens, h / tp) / stack.fp8_speedup;
+    const once = matmulS((2 * blockWeights * tokens) / tp, tokens, h / tp) / stack.fp8_speedup;
+    const matmuls = (3 + again / blockWeights) * once;
     const scores = ((4 * tokens * s * queries) / tp) * (fused ? 0.5 : 1);
     const passes = (fused ? 3.5 : 3) + (full || (recompute === "selective" && !fused) ? 1 : 0);
     const reached = device.peak_flops * (fused ? stack.attention_share : stack.matmul_share);
     const attention = ((passes * scores) / reached) * (stack.balanced_cp ? 1 : (2 * cp - 1) / cp);
     const [whole, kept] = ["none", recompute].map((how) => keptOnce({ tp, cp, rows, sequence_parallel: slices }, how));
-    const moved = (stack.traffic * (5 * whole + 2 * (whole - kept))) / memoryBps;
-    const memory = Math.max(moved, stack.launch_s - matmuls - attention);
+    const moved = 5 * whole + 2 * (whole - kept);
+    const memory = Math.max((stack.traffic * moved) / memoryBps, stack.launch_s - matmuls - attention);
+    const forwardS = once + attention / passes + (memory * 2 * whole) / moved; // pauses are where the traffic is
     const keys = times(allGather((4 * rows * s * kv) / tp, cp, tp), full ? 4 : 3);
     const overCp = hide(keys, (attention * (cp - 1)) / cp, stack.exposed_cp);
-    return ofParts(matmuls, attention, memory, overTp(tp, tokens, slices, recompute, matmuls), overCp);
+    const overRanks = overTp(tp, tokens, slices, recompute, matmuls, once);
+    return ofParts(matmuls, attention, memory, once, forwardS, overRanks, overCp);
   });
   const blockS = cached((tp, cp, rows, slices, recompute, every) => {
     if (every === 1) return blockOnce(tp, cp, rows, slices, recompute);
     const [plain, again] = ["none", recompute].map((how) => blockOnce(tp, cp, rows, slices, how));
     const mean = (kind) => plain[kind] + (again[kind] - plain[kind]) / every;
     const both = (axis) => waits.plus(waits.times(plain[axis], 1 - 1 / every), waits.times(again[axis], 1 / every));
-    return ofParts(mean("matmuls"), mean("attention"), mean("memory"), both("tp"), both("cp"));
+    const computed = ["matmuls", "attention", "memory", "weightsS", "forwardS"].map(mean);
+    return ofParts(...computed, both("tp"), both("cp"));
   });
 
   // -- of a step
@@ -73,7 +78,7 @@ const plannerSeconds = (of) => {
     const payload = (2 * ((rows * s) / cp) * h) / tp, leftS = most * block.leftS + endsS;
     const [one, hopsS] = betweenStages(payload, pp, tp * cp * dp), sent = times(one, 2 * v);
     if (schedule !== "1f1b") {
-      const weightsS = (most * (block.matmuls - block.tp.hidden_s)) / 3;
+      const weightsS = most * block.weightsS * (1 - block.tp.hidden_s / block.matmuls);
       return [hide(sent, Math.min(leftS, weightsS)), (schedule === "zb-v" ? 5 : 4) * hopsS];
     }
     const mean = pp > 1 ? hopsS / pp / one.seconds : 0;
@@ -118,7 +123,7 @@ const plannerSeconds = (of) => {
     const [ofPp, fillS] = overPp(layout, most, block, ends);
     const ofDp = overDp(layout, most, Math.max(0, most * block.leftS - ofPp.hidden_s), block.ofBackward);
     const updated = mine / (zero ? Math.floor((dp * cp) / replicas) : 1);
-    const weights = (most * block.matmuls) / 3, other = (stage - weights) / 2; // of a rank: nobody waits for weights
+    const weights = most * block.weightsS, other = (stage - weights) / 2; // of a rank: nobody waits for weights
     const bubble = {
       "1f1b": ((pp - 1) / v) * stage,
       "zb-h1": (pp - 1) * (2 * other - weights),

@@ -265,10 +265,14 @@ def train_flops(shape: ModelShape, rows: int, recompute: str = "none", causal: b
     Source: Korthikanti et al. 2022, appendix A (for `selective` it also counts a second backward, which does not run);
     Narayanan et al. 2021, section 5.1.
     """
-    again = recomputed_weights(shape, recompute)
-    if recompute in ("selective", "full"):
-        again += (1 if causal else 2) * shape.context * shape.d_q  # both matmuls of attention
+    again = recomputed_products(shape, recompute, causal)
     return 3 * forward_flops(shape, rows, causal) + 2 * rows * shape.context * shape.num_layers * again
+
+
+def recomputed_products(shape: ModelShape, recompute: str, causal: bool = False) -> int:
+    """Multiplications of a block that backward repeats for each token: with weights, and both matmuls of attention."""
+    scores = (1 if causal else 2) * shape.context * shape.d_q
+    return recomputed_weights(shape, recompute) + (scores if recompute in ("selective", "full") else 0)
 
 
 def recomputed_weights(shape: ModelShape, recompute: str) -> int:

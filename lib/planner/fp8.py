@@ -21,7 +21,7 @@ CALIBRATED_IN_8_BIT = {  # rows of `book/published/fp8.json`, predicted exactly
     "gb200": "FP8 GB200 Llama 3 405B",
     "gb300": "FP8 GB300 Llama 3 405B",
 }
-SPEEDUPS = {"h100": 1.6074, "b200": 1.598, "gb200": 1.5864, "gb300": 1.9848}
+SPEEDUPS = {"h100": 1.6074, "b200": 1.598, "gb200": 1.5864, "gb300": 1.9849}
 WITHOUT_FP8 = {"v100", "a100", "a100-40gb", "a6000"}  # tensor cores of Volta and Ampere: NVIDIA's data sheets
 
 

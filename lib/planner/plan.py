@@ -13,7 +13,16 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from lib.cost.comm import block_calls, embed_calls, head_calls, wire_bytes
-from lib.cost.sizes import BUCKET_BYTES, ModelShape, Weight, block_layers, bucket_shares, embed_weights, head_weights
+from lib.cost.sizes import (
+    BUCKET_BYTES,
+    ModelShape,
+    Weight,
+    block_layers,
+    bucket_shares,
+    embed_weights,
+    head_weights,
+    recomputed_products,
+)
 from lib.layout import Layout
 from lib.pipeline.balance import layer_costs, layers_of_stages
 from lib.pipeline.lower import lower
@@ -140,10 +149,18 @@ class Plan:
 
     @cached_property
     def timeline(self) -> Timeline:
-        """The simulated step: a stage takes its multiplications, a backward two forwards, a message no time."""
-        costs = layer_costs(self.model)
+        """The simulated step: a stage takes its multiplications, a backward two forwards, a message no time.
+
+        A backward also takes what it recomputes, which is of blocks alone.
+        """
+        costs, blocks = layer_costs(self.model), self.model.num_layers
+        again = recomputed_products(self.shape, self.layout.recompute)
         forward = [sum(costs[layer] for layer in stage) for stage in self.layers]
-        return simulate(self.layout.make_schedule(), Costs(F=forward, I=forward, W=forward))
+        back = [
+            one + again * sum(layer < blocks for layer in stage)
+            for one, stage in zip(forward, self.layers, strict=True)
+        ]
+        return simulate(self.layout.make_schedule(), Costs(F=forward, I=back, W=forward))
 
 
 @dataclass(frozen=True)

@@ -40,6 +40,8 @@ class BlockTime(NamedTuple):
     matmuls: float
     attention: float
     memory: float  # with the pauses of a block so small that its kernels cannot be launched in time
+    weights_s: float  # of the matmuls, the gradients of weights: as many FLOPs as forward has
+    forward_s: float  # of all three; the rest is in backward, recomputation included
     tp: AxisWait
     cp: AxisWait
 
@@ -58,13 +60,13 @@ class BlockTime(NamedTuple):
 
     @property
     def backward_share(self) -> float:
-        """Of the computation: two thirds of the products, three fifths of the memory traffic."""
-        return (2 / 3 * (self.matmuls + self.attention) + 3 / 5 * self.memory) / self.computation_s
+        """Of the computation: two thirds of the matmuls, and three quarters where all of forward runs again."""
+        return 1 - self.forward_s / self.computation_s
 
     def towards(self, other: BlockTime, part: float) -> BlockTime:
         """The mean of two blocks, of which a part is as the other."""
-        computed = (a + (b - a) * part for a, b in zip(self[:3], other[:3], strict=True))
-        waits = (a.times(1 - part) + b.times(part) for a, b in zip(self[3:], other[3:], strict=True))
+        computed = (a + (b - a) * part for a, b in zip(self[:5], other[:5], strict=True))
+        waits = (a.times(1 - part) + b.times(part) for a, b in zip(self[5:], other[5:], strict=True))
         return BlockTime(*computed, *waits)
 
 
@@ -122,7 +124,7 @@ def step_and_waits(training: Training, layout: Layout4D) -> tuple[Seconds, dict[
     if layout.schedule == "1f1b":
         bubble = (pp - 1) / v * stage
     else:
-        weights = layers * block.matmuls / 3  # of a rank: the weight gradients, for which no rank waits
+        weights = layers * block.weights_s  # of a rank, for which no rank waits
         other = (stage - weights) / 2
         bubble = (
             v_wait_s(pp, other, weights)
@@ -170,7 +172,7 @@ def _over_pp(
     one, hops_s = between_stages(training, payload, layout.pp, layout.tp * layout.cp * layout.dp)
     sent, left_s = one.times(2 * v), layers * block.left_s + ends_s
     if layout.schedule != "1f1b":
-        weights_s = layers * (block.matmuls - block.tp.hidden_s) / 3
+        weights_s = layers * block.weights_s * (1 - block.tp.hidden_s / block.matmuls)
         return hide(sent, min(left_s, weights_s)), (5 if layout.schedule == "zb-v" else 4) * hops_s
     mean = hops_s / layout.pp / one.seconds if layout.pp > 1 else 0.0
     return hide(sent, left_s, mean * (training.stack.exposed_pp if v > 1 else 1.0)), 2 * v * hops_s
@@ -290,10 +292,9 @@ def block_s(
     recomputed = recomputed_weights(model, recompute)
     if stack.stops_early and recompute in ("full", "mlp"):
         recomputed -= model.d_model * model.mlp_width
-    matmuls = matmul_s(
-        training, (6 * model.num_block_weights + 2 * recomputed) * tokens / tp, tokens, model.d_model / tp
-    )
-    matmuls /= stack.fp8_speedup
+    weights = model.num_block_weights
+    once = matmul_s(training, 2 * weights * tokens / tp, tokens, model.d_model / tp) / stack.fp8_speedup
+    matmuls = (3 + recomputed / weights) * once
 
     fused = stack.fused_attention
     scores = 4 * tokens * s * model.d_q / tp * (0.5 if fused else 1)
@@ -303,22 +304,26 @@ def block_s(
         attention *= (2 * cp - 1) / cp
 
     whole, kept = (block_kept_bytes(training, tp, cp, rows, slices, how) for how in ("none", recompute))
-    memory = stack.traffic * (5 * whole + 2 * (whole - kept)) / (stack.memory_share * device.memory_Bps)
+    moved = 5 * whole + 2 * (whole - kept)
+    memory = stack.traffic * moved / (stack.memory_share * device.memory_Bps)
     memory = max(memory, stack.launch_s - matmuls - attention)
+    forward = once + attention / passes + memory * 2 * whole / moved  # pauses are where the traffic is
 
-    over_tp = _over_tp(training, tp, tokens, slices, recompute, matmuls)
+    over_tp = _over_tp(training, tp, tokens, slices, recompute, matmuls, once)
     keys = of_collective(training, "all_gather", 2 * 2 * rows * s * model.d_kv / tp, cp, tp)
     # Of c rounds of attention, each but the first waits for keys and values that came during the round before.
     over_cp = hide(keys.times(4 if full else 3), attention * (cp - 1) / cp, stack.exposed_cp)
-    return BlockTime(matmuls, attention, memory, over_tp, over_cp)
+    return BlockTime(matmuls, attention, memory, once, forward, over_tp, over_cp)
 
 
-def _over_tp(training: Training, tp: int, tokens: float, slices: bool, recompute: str, matmuls_s: float) -> AxisWait:
+def _over_tp(
+    training: Training, tp: int, tokens: float, slices: bool, recompute: str, matmuls_s: float, weights_s: float
+) -> AxisWait:
     """The sums of a block over tensor-parallel ranks, forward and backward.
 
     With sequence parallelism a sum is a gather and a scatter, each in pieces beside the matmul before or behind it.
-    Without, it is an all-reduce: nothing runs beside it in forward, and in backward the gradient of the weights, a
-    third of the matmuls. The second gather of column layers hides there as well.
+    Without, it is an all-reduce: nothing runs beside it in forward, and in backward the gradient of the weights,
+    `weights_s` of the matmuls. The second gather of column layers hides there as well.
     """
     if tp == 1:
         return hide(NONE, matmuls_s)
@@ -328,9 +333,9 @@ def _over_tp(training: Training, tp: int, tokens: float, slices: bool, recompute
     if not slices:
         number = TP_SUMS[recompute] - skipped
         sums = of_collective(training, "all_reduce", x, tp, 1).times(number)
-        return hide(sums, matmuls_s / 3, max(exposed, 1 - 2 / number))
+        return hide(sums, weights_s, max(exposed, 1 - 2 / number))
     half = of_collective(training, "all_gather", x, tp, 1)
     apart = (3 if training.model.gated else 2) * (3 if recompute == "full" else 2) * stack.gathers_apart
     sums = half.times(2 * TP_SUMS[recompute] - skipped + apart)
     sent = sums + half.times(2 if stack.regathers else 0)
-    return hide(sent, matmuls_s if exposed < 1 else matmuls_s / 3, exposed * sums.seconds / sent.seconds)
+    return hide(sent, matmuls_s if exposed < 1 else weights_s, exposed * sums.seconds / sent.seconds)

@@ -275,6 +275,19 @@ def test_equal_stages_have_the_closed_forms_bubble():
     assert equal == pytest.approx(3 / 11) and bubble > equal
 
 
+def test_a_simulated_backward_takes_what_it_recomputes():
+    """Two forwards; with its blocks once more three, and less on the stage whose head is not recomputed."""
+    d, scores = TINY.d_model, 2 * TINY.context * TINY.d_model
+    for how, again in {"none": 0, "selective": scores, "full": 12 * d * d + scores}.items():
+        plan, times = Plan(TINY, Layout(pp=2, microbatches=2, recompute=how), 2), {}
+        for slot in plan.timeline.compute:
+            times[slot.action.stage, slot.action.op.name] = slot.end - slot.start
+        for stage, head in ((0, 0), (1, 1)):
+            forward = times[stage, "F"]
+            assert times[stage, "B"] == pytest.approx(2 * forward + again * (len(plan.layers[stage]) - head))
+            assert (times[stage, "B"] == pytest.approx(3 * forward)) == (how == "full" and not head)
+
+
 PICTURE = """\
 8 ranks = dp 2 x pp 2 x tp 2 (neighbours on the last axis have consecutive numbers)
 dp 2: 8 of 16 sequences each, in 4 microbatches of 2; zero 0

@@ -7,7 +7,7 @@ from dataclasses import fields, replace
 import pytest
 
 from lib.cost.hardware import GPUS, Device
-from lib.cost.sizes import LLAMA, ModelShape, Recipe
+from lib.cost.sizes import LLAMA, PLANNED_RECOMPUTE, ModelShape, Recipe, forward_flops, train_flops
 from lib.pipeline.schedules.interleaved import interleaved
 from lib.pipeline.schedules.one_f_one_b import one_f_one_b
 from lib.pipeline.schedules.zero_bubble import zb_h1, zb_v
@@ -179,6 +179,51 @@ def test_the_sums_of_a_layer_without_sequence_parallelism_hide_at_most_their_bac
     for sequence_parallel, part in ((False, 0.5), (True, 0.76)):
         wait = step_and_waits(run, Layout4D(4, 1, 4, 4, sequence_parallel=sequence_parallel))[1]["tp"]
         assert wait.hidden_s / wait.messages.seconds == pytest.approx(part, abs=0.005)
+
+
+def matmuls_alone(**figures):
+    """A run whose step is the matmuls of its blocks: as many seconds as FLOPs, and no head."""
+    stack = replace(stack_for("megatron-2021", "a100"), half_width=0, traffic=0.0, launch_s=0.0, **figures)
+    model = replace(PRESET_MODELS["llama3-8b"], vocab_size=0)
+    return Training(model, Cluster(GPUS["a100"], 4), stack, 4)
+
+
+@pytest.mark.parametrize("how", PLANNED_RECOMPUTE)
+def test_backward_has_the_flops_of_what_it_recomputes(how):
+    """Gradients hide there: behind two thirds of a block, and behind three quarters if all of it runs again."""
+    run = matmuls_alone(overlaps_dp=True)
+    again = 1 - forward_flops(run.model, 1) / train_flops(run.model, 1, how)
+    assert {"none": 2 / 3, "full": 3 / 4}.get(how, again) == pytest.approx(again) and 2 / 3 <= again <= 3 / 4
+    assert how in ("none", "full") or 0.67 < again < 0.74
+    assert block_s(run, 1, 1, 1, False, how).backward_share == pytest.approx(again)
+    seconds, waits = step_and_waits(run, Layout4D(1, 1, 1, 4, zero=0, recompute=how))
+    assert waits["dp"].beside_s == pytest.approx(again * seconds.matmuls + again * seconds.attention)
+
+
+def test_of_blocks_that_take_turns_backward_has_the_mean():
+    assert block_s(matmuls_alone(), 1, 1, 1, False, "full", 2).backward_share == pytest.approx(1 - 2 / 7)
+
+
+def test_backward_of_fused_attention_and_of_memory():
+    """Two and a half times forward, and one and a half; one more if both run again."""
+    run = Training(PRESET_MODELS["llama3-8b"], Cluster(GPUS["h100"], 8), stack_for("megatron", "h100"), 8)
+    for how, again in (("none", 0), ("full", 1)):
+        block = block_s(run, 1, 1, 1, False, how)
+        forward_s = block.matmuls / (3 + again) + block.attention / (3.5 + again)
+        rest = (block.forward_s - forward_s) / block.memory
+        assert rest == pytest.approx(2 / 5) if how == "none" else 2 / 7 < rest < 2 / 6, "it keeps its input"
+
+
+@pytest.mark.parametrize(("how", "share"), [("none", 3), ("full", 4)])
+def test_sums_hide_behind_the_gradients_of_weights(how, share):
+    """A third of the matmuls, and a quarter where forward runs twice."""
+    run = Training(PRESET_MODELS["llama-70b"], Cluster(GPUS["h100"], 64), stack_for("megatron", "h100"), 1024)
+    for tp, sequence_parallel in ((8, False), (16, True)):  # 16 are two nodes, over which no pieces overlap
+        block = block_s(run, tp, 1, 1, sequence_parallel, how)
+        assert block.weights_s == block.tp.beside_s == pytest.approx(block.matmuls / share)
+    slow = on(run, link_Bps=run.cluster.device.link_Bps / 50)
+    hides = block_s(slow, 8, 1, 1, False, how)
+    assert hides.tp.hidden_s == pytest.approx(hides.matmuls / share) and hides.tp.exposed_s > 0
 
 
 def test_keys_and_values_hide_behind_attention_alone():
