@@ -254,8 +254,8 @@ MODEL = (
 )
 CONTEXT = Technique(
     "Context parallelism",
-    7,
-    "7",
+    17,
+    "17",
     "Cuts the sequence everywhere, in attention and MLP as well. No weight is cut.",
     (
         Term("States:", "16Ψ", states, ON_MODEL),
