@@ -21,7 +21,7 @@ KINDS = {  # from the bottom up, with their inks
     "Adam moments": "opt",
     "activations": "activation",
 }
-TOP, LEAST = 40, SMALLEST_PX + 1  # pixels: above the GPU; of a box that can carry words, with its gap
+TOP, LEAST = 24, SMALLEST_PX + 1  # pixels: above the GPU; of a box that can carry words, with its gap
 Held = dict[tuple[str, int], float]  # (kind, group of layers) → bytes
 
 
@@ -120,7 +120,7 @@ def _instants(name: str, room: float, rows: int, recompute: str) -> Iterator[_In
 def _scene(name: str, instants: list[_Instant], room: float, width: float) -> Scene:
     wide = width > NARROW
     # On a phone the drawing is low, so that the answers to the question on it are on the first screen.
-    high, side, left, across = (410.0, 110.0, 140.0, 250.0) if wide else (312.0, 38.0, 44.0, 144.0)
+    high, side, left, across = (410.0, 110.0, 140.0, 250.0) if wide else (286.0, 38.0, 44.0, 144.0)
     spill, bottom = left + across + (30 if wide else 6), high - 8
     scale = (bottom - TOP) / max(room, max(instant.total for instant in instants) - room)
     rim = bottom - room * scale
