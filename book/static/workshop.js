@@ -494,7 +494,7 @@
     show();
     showWrong();
   };
-  addEventListener("hashchange", open);
+  addEventListener("hashchange", () => location.hash.includes("=") && open()); // else it names a section of the page
   addEventListener("resize", show);
   open();
 })();
