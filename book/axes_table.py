@@ -12,7 +12,8 @@ from book.terms import Term
 SHARES = 0.235, 0.225, 0.235, 0.305
 HEAD = "cut", "a rank keeps", "a rank sends in a step", "when, and PyTorch's name"
 CAPTION = (
-    "Bytes, by formulas that lib.cost computes as well: 2 per element sent, 16 of states per parameter. Ψ parameters; "
+    "Bytes, by formulas that lib.cost computes as well: 2 per element sent, 16 of states per parameter. The block is "
+    "Llama's, with 4h² + 3hf weights; the block of a GPT has 12h². Ψ parameters; "
     "d, t, c, p ranks along an axis; m microbatches of b sequences of s tokens; l layers of width h, f inside the MLP. "
     "Ranks idle by plan in a pipeline alone."
 )

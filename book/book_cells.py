@@ -17,6 +17,7 @@ from lib.lab.claims import BUSY
 TITLE = re.compile(r"\A#@title (.*)\n")
 # The comment at the top of a cell that says what its claims mean.
 MEANING = re.compile(r"\A# ((?:Measured|Modelled|Emulated): .*(?:\n# .*)*)\n")
+SAID = re.compile(r"</span> (Measured|Modelled|Emulated): ")  # in the line of a cell
 CLAIM = re.compile(
     r'<tr><td>(.*?)</td><td>(.*?)</td><td>(.*?)</td><td class="(ok|busy|bad)">(.*?)</td></tr>', re.DOTALL
 )
@@ -113,8 +114,7 @@ def gather(section: nodes.section) -> None:
     if len(evidence) == 1:
         (mark,) = evidence
     else:
-        html = "".join(raw.astext() for fold in evidence for raw in fold.findall(nodes.raw))
-        line = say_how_many(*counted(html), len(CLAIM.findall(html))) if evidence else drawings[0]["line"]
+        line = say_all(evidence) if evidence else drawings[0]["line"]
         mark = Folded("", line=line, classes=["folded", "evidence" if evidence else "code"])
         last += mark
     for number, fold in enumerate([*evidence, *drawings]):
@@ -127,6 +127,16 @@ def gather(section: nodes.section) -> None:
         mark += fold
         if not cell.children:
             cell["classes"].append("moved")
+
+
+def say_all(evidence: list[Folded]) -> str:
+    """The line of several evidence cells: the first sentence that one of them proves, and how many claims hold."""
+    html = "".join(raw.astext() for fold in evidence for raw in fold.findall(nodes.raw))
+    (hold, busy), of = counted(html), len(CLAIM.findall(html))
+    said = next((fold["line"] for fold in evidence if SAID.search(fold["line"])), None)
+    if hold < of or said is None:
+        return say_how_many(hold, busy, of)
+    return f'{said} <span class="claim">· and {len(evidence) - 1} more, {hold} of {of} hold</span>'
 
 
 def fold_section(section: nodes.section, line: str) -> None:

@@ -1,8 +1,9 @@
 """A page's text in a notebook that is opened alone, in Colab or from a mail.
 
 A link to another page leads to the site; as long as the site has no address, to the notebook that lies beside this one
-in the folder of the book. `{cards}`, which the site fills, is a list of the chapters. The book reads the notebooks, and
-takes both back. The .md has the links as they are written, which Git's pages follow.
+in the folder of the book. What the site fills becomes words: `{cards}` is a list of the chapters, and `{workshop}`, a
+grid that lives in a browser, says where it is. The book reads the notebooks, and takes all of it back. The .md has the
+links as they are written, which Git's pages follow.
 """
 
 import posixpath
@@ -17,8 +18,8 @@ LINK = re.compile(
     r'|<a href="(?![a-z]+:)(?P<href>[^"]*)">(?P<inner>.*?)</a>',
     re.DOTALL | re.MULTILINE,
 )
-CARDS = "```{cards}\n```"
-LIST = ("<!-- cards -->\n\n", "\n\n<!-- end of cards -->")
+DIRECTIVE = re.compile(r"^```\{(cards|workshop)\}\n```$", re.MULTILINE)
+WORDS_OF_IT = re.compile(r"<!-- (cards|workshop) -->\n\n.*?\n\n<!-- end of \1 -->", re.DOTALL)
 
 
 def alone(text: str, path: str) -> str:
@@ -30,12 +31,16 @@ def alone(text: str, path: str) -> str:
         to = online(match["to"] or match["href"], path)
         return f"[{match['words']}]({to})" if match["to"] else f'<a href="{to}">{match["inner"]}</a>'
 
-    return LINK.sub(lead, text.replace(CARDS, chapters().join(LIST)))
+    def say(match: re.Match) -> str:
+        words = {"cards": chapters, "workshop": grid}[match[1]]()
+        return f"<!-- {match[1]} -->\n\n{words}\n\n<!-- end of {match[1]} -->"
+
+    return LINK.sub(lead, DIRECTIVE.sub(say, text))
 
 
 def in_book(text: str, path: str) -> str:
     """The Markdown that `alone` had made the text from."""
-    text = re.sub(rf"{LIST[0]}.*?{LIST[1]}", CARDS.replace("\\", r"\\"), text, flags=re.DOTALL)
+    text = WORDS_OF_IT.sub(r"```{\1}\n```", text)
     ours = rf"({re.escape(pages(address()))}/|{re.escape(address())}/blob/{re.escape(branch())}/)([^)\"\s]+)"
     return re.sub(ours, lambda m: relative(m[2], path), text)
 
@@ -65,3 +70,9 @@ def chapters() -> str:
     titles = [re.search(r"^# (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)[1] for page in pages]
     marks = (f"{int(page.name[:2])}." if page.name[2] == "_" else "    -" for page in pages)
     return "\n".join(f"{m} [{t}]({p.stem}.ipynb)" for m, p, t in zip(marks, pages, titles, strict=True))
+
+
+def grid() -> str:
+    """Where the blocks of a schedule are; without an address, a link would lead a notebook to itself."""
+    page = "this page of the book" if address() == PLACEHOLDER else "[this page of the book](workshop.ipynb)"
+    return f"The blocks are on {page}, in a browser. A notebook has only their text: see *In a notebook* below."

@@ -40,7 +40,8 @@ def draw_activations(
 ) -> Figure:
     """Squares, and messages between them: blue is the part of rank 0, orange is sent."""
     canvas, side, sign, edge = Canvas(alt), 64, 80, 20.0
-    x, top = edge, 62 + canvas.title(title, width)
+    x, top = edge, 64 + canvas.title(title, width)
+    canvas.note(0, top - 30, "In a square: tokens down, features across")
     for item in row:
         if x + (sign if isinstance(item, Sent) else side) > width - edge:  # it continues below
             x, top = edge, top + side + 88

@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from book.figures.canvas import BARS, Canvas
 from book.figures.svg import NARROW, Figure, color, drawn_twice, num, text_width
 
-CURVE, APART = 92, 150  # pixels: height of the loss, and of the differences
-_MARKS = ("series-0", 4.5), ("rank-1", 4.5), ("rank-0", 3.5)  # of the runs after the first: colour and radius
+CURVE, BETWEEN, APART = 92, 66, 150  # pixels: height of the loss, of the words below it, and of the differences
+_MARKS = ("series-0", 5.5), ("rank-1", 3.8), ("rank-0", 2.2)  # of the runs after the first: colour and radius
 
 
 @drawn_twice
@@ -61,20 +61,23 @@ def draw_equal(
         canvas.note(right, y - 6, reference[0], "end")
     for step, words in (changes or {}).items():
         x = across(step + 0.5)
-        both = f"M{num(x)} {num(top)}v{CURVE}m0 46v{APART}"  # the names between the two stay free
+        both = f"M{num(x)} {num(top)}v{CURVE}m0 {BETWEEN}v{APART}"  # the names between the two stay free
         canvas.path(both, stroke=color("soft"), stroke_dasharray="5 3")
         canvas.note(x + 5, top + 10, words)
     line = "L".join(f"{num(across(i))} {num(of_loss(loss))}" for i, loss in enumerate(curve))
     canvas.layer(BARS, stroke=color("series-0", True), stroke_width=2.6, stroke_linejoin="round").path(f"M{line}")
 
-    ground, y = top + CURVE + 46 + APART, top + CURVE + 46
+    y = top + CURVE + BETWEEN
+    ground = y + APART
     decades = (math.floor(math.log10(limit)), -17)  # the highest and the lowest; a double has 16 digits
 
     def of_difference(apart: float) -> float:
         place = max(math.log10(apart), decades[1]) if apart > 0 else decades[1]
         return y + APART * (decades[0] - place) / (decades[0] - decades[1])
 
-    _draw_names(canvas, left, y - 14, [name for name, _ in others], first)
+    canvas.note(right, y + 14, "limit", "end")
+    canvas.text(left, y - 33, f"relative difference from {first}")
+    _draw_names(canvas, left, y - 12, [name for name, _ in others])
     for decade in range(decades[0], decades[1], -4):
         canvas.note(left - 8, of_difference(10.0**decade) + 4.5, f"10{_superscript(decade)}", "end")
     canvas.note(left - 8, ground + 4.5, "0", "end")
@@ -92,13 +95,12 @@ def draw_equal(
     return canvas.figure(width, ground + 28, caption)
 
 
-def _draw_names(canvas: Canvas, x: float, y: float, names: Sequence[str], first: str) -> None:
+def _draw_names(canvas: Canvas, x: float, y: float, names: Sequence[str]) -> None:
     """The names of the runs, each behind its mark."""
     for name, (ink, radius) in zip(names, _MARKS, strict=False):
-        canvas.bars(ink).rect(x, y - 9, 2 * radius, 2 * radius, radius=radius)
-        canvas.text(x + 14, y, name)
-        x += 26 + text_width(name)
-    canvas.note(x, y, f"to {first}")
+        canvas.bars(ink).rect(x + 5.5 - radius, y - 4.5 - radius, 2 * radius, 2 * radius, radius=radius)
+        canvas.text(x + 15, y, name)
+        x += 28 + text_width(name)
 
 
 def _superscript(number: int) -> str:

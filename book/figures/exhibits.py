@@ -85,7 +85,8 @@ def _router_gradient(run: RunSeen, healthy: Healthy) -> Figure:
     rows = {"the loss": [known["loss"] / run.alone["loss"] for known in run.ranks]}
     rows |= {f"gradient of {name}": of for name, of in gradients_of_ranks(run, run.alone["gradients"]).items()}
     note = (
-        "Of up and down a rank has a shard; scale and router are on both ranks in full. Add the two numbers of a row."
+        "Of up and down a rank has a shard; router, and scale, which comes before it, are on both ranks in full. Add "
+        "the two numbers of a row: each row has its own two."
     )
     return _shares(rows, "The loss and four gradients", note)
 
@@ -115,8 +116,8 @@ def _gather_of_heads(run: RunSeen, healthy: Healthy) -> Figure:
         )
         + f" {sum(BAD in places for places in rows.values())} of {len(rows)} tokens depend on a later one.",
         legend={DOT: "depends on it", BAD: "depends on a later token"},
-        caption=f"A rank has {each} tokens: 12 heads of queries, one head of keys and values, before it gathers keys "
-        "and values. The first rows show the order in which it takes them.",
+        caption=f"Each of {len(run.ranks)} ranks has {each} tokens, with 12 heads of queries and one head of keys and "
+        "values. It gathers the keys and values of all ranks, and the first rows show in which order it takes them.",
     )
 
 
@@ -134,18 +135,19 @@ def _fused_weight(run: RunSeen, healthy: Healthy) -> Figure:
 
 def _tied_embedding(run: RunSeen, healthy: Healthy) -> Figure:
     before, after = run["trained"], run["loaded"]
-    ratios = [f"{(weights['head'].norm() / weights['embedding'].norm()).item():.4f}" for weights in (before, after)]
+    ratios = [(weights["head"].norm() / weights["embedding"].norm()).item() for weights in (before, after)]
     rows = {
         "the loss": [1.0, "", run["losses"][-1] / run["losses"][-2]],
         "norm of the embedding": [1.0, 1.0, (after["embedding"].norm() / before["embedding"].norm()).item()],
-        "norm of the head": [1.0, "not in it", (after["head"].norm() / before["head"].norm()).item()],
+        # Without a frame: it is right after the restart, and was wrong before.
+        "norm of the head": ["1.00", "not in it", apart((after["head"].norm() / before["head"].norm()).item())],
         "head : embedding": [ratios[0], "", ratios[1]],
     }
     return _shares(
         rows,
         "Before the restart, in the file, and after it",
-        "Each framed or pale number is a share of the number before the restart. Both ranks have these numbers, and "
-        "the two losses are of the same batch.",
+        "Losses and norms are shares of the number before the restart; a head that is the embedding has the same norm. "
+        "Both ranks have these numbers, and the two losses are of the same batch.",
         columns=("before", "in the file", "after"),
     )
 

@@ -81,6 +81,7 @@ def draw_fastest(
     def up(value: float) -> float:
         return bottom - (bottom - top) * math.log(value / seconds[0], seconds[1] / seconds[0])
 
+    canvas.note(left - 8, top + 4, "time", "end")
     _draw_axes(canvas, left, right, bottom, across, up)
     paints = {name: {**x, "stroke": color(x["stroke"], True)} for name, x in zip(curves, _PAINT, strict=False)}
     changes = fastest(curves)

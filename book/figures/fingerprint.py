@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from book.figures.canvas import FRAMES, Canvas
 from book.figures.svg import NARROW, WIDE, WRONG, Figure, color, drawn_twice, lines_of, text_width
 
+GAP = 6.0  # around words in a row
 NEAR = 0.005  # so far from 1 a value is still written as 1.00
 
 
@@ -30,11 +31,12 @@ def draw_fingerprint(
         right: the number that is right.
         near: how far from it a number is still right.
     """
-    canvas, named = Canvas(alt), 0 if width <= NARROW else 190
+    canvas, high = Canvas(alt), 28
     y = canvas.head(title, [("bad", "not right")], 0, width) + 8
     count = len(next(iter(rows.values())))
     heads = [f"{columns} {k}" for k in range(count)] if isinstance(columns, str) else columns
-    across, high = min(84.0, (width - named) / count), 28
+    named = 190.0 if width > NARROW else _room_for_names(rows, heads, width)
+    across = min(84.0, (width - named) / count)
     for k, words in enumerate(heads):
         canvas.note(named + (k + 0.5) * across, y + 12, words, "middle")
     y += 20
@@ -54,6 +56,14 @@ def draw_fingerprint(
         y = top + high + 8
     titled = max(map(text_width, lines_of(title, width)))
     return canvas.figure(max(named + count * across, titled), y, caption)
+
+
+def _room_for_names(rows: Mapping[str, Sequence[float | str]], heads: Sequence[str], width: float) -> float:
+    """Left of the cells of a phone, where each cell keeps room for its words; else none: a name is above its row."""
+    names = max(map(text_width, rows)) + GAP
+    words = [cell for values in rows.values() for cell in values if isinstance(cell, str)]
+    widest = max(map(text_width, [*words, *heads, "−0.000"])) + GAP
+    return names if names + widest * len(heads) <= width else 0.0
 
 
 def apart(value: float, right: float = 1) -> str:

@@ -18,6 +18,7 @@ from lib.trace import Trace, stack
 KINDS = {  # the kinds of bars: colour and name in the legend
     "forward": ("forward", "forward"),
     "backward": ("backward", "backward"),
+    "input": ("backward", "input gradient"),
     "weight": ("weight", "weight gradient"),
     "optimizer": ("opt", "optimizer"),
     "compute": ("soft", "compute"),

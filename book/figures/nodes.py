@@ -10,19 +10,18 @@ from book.figures.svg import NARROW, WIDE, Figure, color, drawn_twice, num
 def draw_nodes(
     gpus: int, inside: str, across: str, *, title: str, alt: str, caption: str = "", width: float = WIDE
 ) -> Figure:
-    """Two nodes, one above the other on a phone; every GPU has a line to its switch and a card to the network.
+    """Two nodes side by side; every GPU has a line to its switch and a card to the network.
 
     Args:
         gpus: of a node, an even number.
         inside, across: what one GPU can send through the switch, and through its card.
     """
-    canvas, is_down = Canvas(alt), width <= NARROW
-    y = 30 + canvas.title(title, width)
-    side, gap, card = 34.0, 8.0, 12.0
+    canvas, is_small = Canvas(alt), width <= NARROW
+    top = (22 if is_small else 30) + canvas.title(title, width)
+    side, gap, card = (25.0, 6.0, 3.0) if is_small else (34.0, 8.0, 12.0)
     wide = gpus / 2 * (side + gap) + 2 * card + 24
-    high = 2 * (side + gap) + 64
-    places = [(0.0, y), (0.0, y + high + 56) if is_down else (width - wide, y)]
-    for node, (left, top) in enumerate(places):
+    high = 2 * (side + gap) + (46 if is_small else 64)
+    for node, left in enumerate((0.0, width - wide)):
         canvas.rect(left + 1, top, wide - 2, high, radius=8, fill="none", stroke=color("rule"))
         canvas.text(left + 12, top + 19, f"node {node}", font_weight=650)
         switch = top + 28 + side + gap
@@ -32,7 +31,7 @@ def draw_nodes(
             x = left + 12 + card + column * (side + gap)
             at = top + 24 if row == 0 else switch + 14 + gap
             canvas.bars("param").rect(x, at, side, side - 4)
-            canvas.words_on("param").text(x + side / 2, at + 20, f"{gpus * node + gpu}")
+            canvas.words_on("param").text(x + side / 2, at + side / 2 + 3, f"{gpus * node + gpu}")
             canvas.path(
                 f"M{num(x + side / 2)} {num(switch if row == 0 else switch + 14)}"
                 f"V{num(at + side - 4 if row == 0 else at)}",
@@ -40,15 +39,15 @@ def draw_nodes(
                 stroke_width=2,
             )
             canvas.bars("comm").rect(x + side - 10, at + side - 9 if row else at + 1, 8, 4)
-        canvas.note(left + 12, top + high - 8, f"switch: {inside} each")
-    (left, top), (right, below) = places
-    if is_down:
-        canvas.bars("comm").rect(wide / 2 - 40, top + high + 12, 80, 14)
-        canvas.note(0, top + high + 46, f"network: {across} from each card")
-        return canvas.figure(width, below + high + 4, caption)
-    middle, long = top + high / 2, right - wide - 24
-    canvas.bars("comm").rect(wide + 12, middle - 7, long, 14)
-    canvas.note(wide + 12 + long / 2, middle + 28, "network:", "middle")
-    canvas.note(wide + 12 + long / 2, middle + 46, across, "middle")
-    canvas.note(wide + 12 + long / 2, middle + 64, "from each card", "middle")
+        if not is_small:
+            canvas.note(left + 12, top + high - 8, f"switch: {inside} each")
+    middle, around = top + high / 2, 6.0 if is_small else 12.0
+    long = width - 2 * (wide + around)
+    canvas.bars("comm").rect(wide + around, middle - 7, long, 14)
+    if is_small:
+        canvas.note(0, top + high + 18, f"switch: {inside} from each GPU")
+        canvas.note(0, top + high + 36, f"network: {across} from each card")
+        return canvas.figure(width, top + high + 40, caption)
+    for line, words in enumerate(("network:", across, "from each card")):
+        canvas.note(width / 2, middle + 28 + 18 * line, words, "middle")
     return canvas.figure(width, top + high + 4, caption)

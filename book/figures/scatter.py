@@ -89,7 +89,8 @@ def draw_scatter(
         paint = {"fill": "none", "stroke": color("text"), "stroke_width": 1.8}
         ring = plot.canvas.layer(FRAMES, data_answer="", **paint)
         ring.rect(dot_x - 7, dot_y - 7, 14, 14, radius=7)
-        ring.path(f"M{num(dot_x + 3)} {num(dot_y - 6)}L{num(to_x - text_width(words) - 4)} {num(to_y - 2)}")
+        words_x = to_x - 0.85 * text_width(words)  # which is rather too wide, and the line would end short of them
+        ring.path(f"M{num(dot_x + 3)} {num(dot_y - 6)}L{num(words_x)} {num(to_y - 2)}")
     for words, place in (notes or {}).items():
         x, y = plot.at(*place)
         plot.canvas.layer(WORDS, font_weight=650, text_anchor="end", data_answer="").text(x, y, words)

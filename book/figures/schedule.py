@@ -35,7 +35,8 @@ def schedule_bars(timeline: Timeline, scale: float = 1.0) -> list[Bar]:
         half = action.op.name if action.op in (Op.I, Op.W) else ""  # told apart in grey print, where there is room
         words = f"stage {action.stage}, " * several + f"{half}{action.microbatch}"
         start, end = (scale * time for time in times)
-        bars.append(Bar(rank, COMPUTE, KIND[action.op], words, start, end, action.stage not in first))
+        kind = "input" if action.op == Op.I else KIND[action.op]
+        bars.append(Bar(rank, COMPUTE, kind, words, start, end, action.stage not in first))
     return bars
 
 

@@ -8,6 +8,7 @@ the right.
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
 from book.figures.canvas import FRAMES, Canvas
@@ -18,8 +19,13 @@ _GAIN = 17  # pixels of the words in a bracket
 
 
 def legend(kinds: Iterable[str], outline: bool) -> list[tuple[str, str]]:
-    """(colour, name) of each kind that a figure has, and of the outlines."""
-    return [KINDS[kind] for kind in kinds] + ([("outline", "predicted")] if outline else [])
+    """(colour, name) of the kinds that a figure has, those of one colour together, and of the outlines."""
+    names = defaultdict(list)
+    for kind in kinds:
+        ink, name = KINDS[kind]
+        names[ink].append(name)
+    written = [(ink, " or ".join(of_ink)) for ink, of_ink in names.items()]
+    return written + ([("outline", "predicted")] if outline else [])
 
 
 @drawn_twice

@@ -443,7 +443,7 @@
   });
 
   // ---- Buttons ----
-  const python = () => { // a cell of the workshop's notebook
+  const python = () => { // a cell of this page as a notebook
     const { F, I, W } = costs(), most = limit();
     const isUnit = F === 1 && I === 1 && W === 1, more = [...sizes()];
     if (most) more.push(`limit=${most}`);
@@ -494,7 +494,7 @@
     show();
     showWrong();
   };
-  addEventListener("hashchange", open);
+  addEventListener("hashchange", () => location.hash.includes("=") && open()); // else it names a section of the page
   addEventListener("resize", show);
   open();
 })();

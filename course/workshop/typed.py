@@ -8,7 +8,7 @@ schedules of this book, and names the next improvement.
     workshop("0F0 0I0 0W0\\n1F0 1I0 1W0", Par(2, 1))
 
 Nothing runs here: `verdict.schedule` is for `book.trials.rehearse`, `verdict.timeline` for a picture.
-Read before: `lib/pipeline/prove.py`, `lib/pipeline/simulate.py`. Page: the schedule workshop.
+Read before: `lib/pipeline/prove.py`, `lib/pipeline/simulate.py`. Page: Try a schedule.
 """
 
 from __future__ import annotations

@@ -111,6 +111,15 @@ def test_the_cards_of_the_chapters_are_a_list(address):
     assert alone.in_book(made, "chapters/00_start.ipynb") == text
 
 
+def test_a_notebook_says_where_the_blocks_of_a_schedule_are(address):
+    text = "# Try a schedule\n\nDrag a block.\n\n```{workshop}\n```\n\n```{cards}\n```"
+    made = alone.alone(text, "chapters/workshop.ipynb")
+    assert leading_nowhere(made, "chapters/workshop.ipynb") == [] and "\n    - [Latency" in made
+    assert "The blocks are on " in made and (f"({SITE}/chapters/workshop.html)" in made) == (address == ADDRESS)
+    assert "(workshop.ipynb)" not in made, "a link to the notebook that one reads"
+    assert alone.in_book(made, "chapters/workshop.ipynb") == text
+
+
 def test_the_page_that_is_built_from_a_notebook_has_its_links(tmp_path, monkeypatch, address):
     extension = types.ModuleType("only_links")
     extension.setup = lambda app: app.connect("source-read", pages.restore_links) and {}

@@ -192,7 +192,7 @@ def test_a_section_has_one_mark(site):
         ]
 
     (both,) = marks("Two and a picture")
-    assert both.summary.get_text() == "✓ 2 of 2 hold"
+    assert both.summary.get_text() == "✓ Measured: two is two. · and 1 more, 2 of 2 hold"
     inner = [fold.summary.get_text() for fold in both.find_all("details", recursive=False)]
     assert inner == [
         "✓ measured: 1\u2009234\u2009567 B, as predicted · bytes of <a>",
@@ -218,6 +218,20 @@ def test_cells_that_were_not_run_have_no_mark():
     section = nodes.section("", nodes.title("", "Here"), *made, ids=["here"])
     cells.gather(section)
     assert section.children[1:] == made and [cell.children for cell in made] == [[one] for one in code]
+
+
+def test_a_mark_of_several_says_what_does_not_hold():
+    def fold(*rows, meaning=""):
+        html = claims(*rows)
+        return cells.Folded("", nodes.raw("", html, format="html"), line=cells.say_measured(html, meaning))
+
+    def said(*folds):
+        return BeautifulSoup(cells.say_all(folds), "html.parser").get_text()
+
+    right = fold(EXACT, EXACT, meaning="Measured: two.")
+    assert said(fold(EXACT, EXACT), right) == "✓ Measured: two. · and 1 more, 4 of 4 hold"
+    assert said(fold(EXACT), fold(EXACT, EXACT)) == "✓ 3 of 3 hold"
+    assert said(right, fold(BROKEN)) == "✗ 2 of 3 hold"
 
 
 def test_a_mark_says_what_does_not_hold():

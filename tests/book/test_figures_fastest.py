@@ -45,6 +45,7 @@ def test_every_frame_can_be_read(n, link):
     figure, (_, change) = drawn(n, link), fastest(times(n, link))
     for svg in (figure.svg, figure.narrow):
         check_words(svg)
+        assert {"time", "size of the array"} <= {words for words, *_ in words_of(svg)}, "both axes have a name"
         grounds = re.findall(r'<rect x="([\d.]+)" y="30" width="([\d.]+)"', svg)
         (left, wide), (middle, narrow) = (map(float, ground) for ground in grounds)
         assert min(wide, narrow) > text_width("tree"), "each has its name"

@@ -67,7 +67,19 @@ def test_the_end_of_a_step_marks_each_wait_between_two_actions_and_nothing_else(
 
 def test_the_halves_of_a_backward_have_their_letters_where_there_is_room():
     labels = {bar.kind: bar.label for bar in schedule_bars(simulate(zb_h1(2, 1)))}
-    assert labels == {"forward": "0", "backward": "I0", "weight": "W0"}
+    assert labels == {"forward": "0", "input": "I0", "weight": "W0"}
     assert "W0" in draw_gantt(simulate(zb_h1(2, 1)), title="t", alt="a").svg
     small = draw_gantt(simulate(zb_h1(4, 10)), title="t", alt="a").svg
     assert "W0" not in small and ">7</text>" in small, "else the number alone"
+
+
+def test_a_legend_calls_input_gradients_by_their_name():
+    halves, whole = simulate(zb_h1(2, 2)), simulate(one_f_one_b(2, 2))
+    for timelines, said in (
+        ({"": halves}, ">input gradient<"),
+        ({"": whole}, ">backward<"),
+        ({"1F1B": whole, "ZB-H1": halves}, ">backward or input gradient<"),
+    ):
+        svg = draw_gantt(timelines, title="t", alt="a").svg
+        names = {name for name in re.findall(r">[^<>]*<", svg) if "backward" in name or "input" in name}
+        assert names == {said}

@@ -1,5 +1,7 @@
 """A training step poured into a GPU: heights are bytes of the formulas, and what does not fit lies outside."""
 
+import re
+
 import pytest
 
 from book.figures.mechanisms.memory_pour import play_memory_pour
@@ -22,13 +24,18 @@ def player():
 
 def held(scene, step):
     """Bytes of each kind as they are drawn, inside the GPU and outside."""
-    scale = (scene.frames[0]["parameters 0 inside"].height + 1) / STATES["parameter"]
+    scale = with_gap(scene.frames[0]["parameters 0 inside"].height) / STATES["parameter"]
     found = {}
     for name, thing in scene.frames[step].items():
         if thing.seen and name.endswith("side"):
             kind, place = name.rsplit(" ", 2)[::2]
-            found[kind, place] = found.get((kind, place), 0) + (thing.height + 1) / scale
+            found[kind, place] = found.get((kind, place), 0) + with_gap(thing.height) / scale
     return found
+
+
+def with_gap(high):
+    """The height of a box and of the gap above it: a pixel, and a third of both where they are thin."""
+    return high + 1 if high >= 2 else 1.5 * high
 
 
 @pytest.mark.parametrize(
@@ -91,6 +98,14 @@ def test_what_is_said_is_what_the_formulas_say(player):
     assert words == f"activations {(KEPT + LOGITS) / GB:.1f} GB"
     spilled = [t.words for n, t in player.scenes[0].frames[STEP].items() if n.endswith("outside") and t.words]
     assert spilled == ["Adam moments"], "how many bytes they are is said where most of them are"
+
+
+def test_each_kind_is_named_with_its_bytes(player):
+    for scene in player.scenes:  # low on a phone, where a box can be too thin for words
+        for *_, step in player.beats:
+            words = " ".join(thing.words for thing in scene.frames[step].values() if thing.seen)
+            for kind in {kind for kind, _ in held(scene, step)}:
+                assert re.search(rf"{kind} \d+\.\d", words), (kind, step, words)
 
 
 def test_a_gpu_that_is_large_enough_spills_nothing():

@@ -75,7 +75,7 @@ def test_a_title_takes_one_line(chapter):
 def test_parts_say_what_is_cut_and_titles_are_short():
     parts = {part["caption"]: part["chapters"] for part in TOC["parts"]}
     assert list(parts)[1:4] == ["Split the data", "Split the layer", "Split the depth"]
-    assert {"book/will_it_fit", "book/symptoms", "book/schedules"} <= {one["file"] for one in parts["Tools"]}
+    assert {"book/will_it_fit", "book/symptoms", "chapters/workshop"} <= {one["file"] for one in parts["Tools"]}
     titles = [one.get("title", "") for chapters in parts.values() for one in chapters]
     assert max(map(len, titles)) <= 22
     listed = {one["file"] for chapters in parts.values() for one in chapters}

@@ -21,7 +21,7 @@ from bs4 import BeautifulSoup
 from fontTools.ttLib import TTFont
 from matplotlib.image import imread
 
-from tests.book.book_project import AXE
+from tests.book.book_project import AXE, load
 from tests.book.test_repository import tool
 from tools.browser import serve
 
@@ -35,7 +35,10 @@ MOST_BYTES = 300_000  # of a page's own HTML, compressed
 
 HTML = sorted(p.relative_to(SITE).as_posix() for p in SITE.rglob("*.html"))
 SOURCES = [name for name in HTML if name.startswith("_modules/")]  # the library's code, which the theme lays out
-LISTED = [name for name in HTML if name not in {"index.html", "404.html", "lost.html", "search.html", *SOURCES}]
+GONE = {f"{page}.html": f"{to['']}.html" for page, to in load("book_moved").moved_places().items() if "" in to}
+LISTED = [
+    name for name in HTML if name not in {"index.html", "404.html", "lost.html", "search.html", *SOURCES, *GONE}
+]
 PAGES = [*LISTED, *(name for name in HTML if name == "search.html")]
 CHAPTERS = [name for name in PAGES if re.match(r"chapters/(?!00)\d\dc?_", name)]
 # Both are the theme's own: the label of its search and "show code" buttons, and its logo outside of any landmark.
@@ -637,6 +640,15 @@ def test_pages_of_the_librarys_source_are_quiet_and_fit(browser, bases, part):
 def test_index_leads_to_the_first_page(browser, bases, origin):
     with Visit(browser, bases[origin], "index.html") as visit:
         visit.page.wait_for_url("**/chapters/00_start.html")
+
+
+@pytest.mark.parametrize("origin", ["server", "disk"])
+@pytest.mark.parametrize(("name", "now"), GONE.items())
+def test_an_old_page_leads_to_its_page_of_today(browser, bases, origin, name, now):
+    with Visit(browser, bases[origin], f"{name}#a-section") as visit:
+        visit.page.wait_for_url(f"**/{now}#a-section")
+        visit.page.wait_for_load_state("load")
+        quiet(visit)
 
 
 @pytest.mark.parametrize("origin", ["server", "disk"])

@@ -41,6 +41,7 @@ ASKED = {  # words → the end of the first address, or of one of the first thre
     "how often to save a checkpoint": "chapters/16_on_a_cluster.html#how-often-to-save",
     "which parallelism should i use": "chapters/14_choosing.html",
     "hugging face": "chapters/own_model.html",
+    "pipeline simulator": "chapters/workshop.html",
     "cheat sheet": "book/",
     "tied embeddings": "chapters/10c_latency.html#tied-embeddings-on-the-first-and-last-stage",
     "gradient clipping": "chapters/04_zero.html#gradient-clipping-with-sharded-gradients",

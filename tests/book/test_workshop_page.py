@@ -522,6 +522,20 @@ def test_a_misspelt_address_changes_nothing(page_at):
     assert page_at("#ranks=99&schedule=<b>&__proto__=1&F=&nothing").inner_text("#workshop") == said
 
 
+def test_a_link_to_a_section_leaves_the_schedule_as_it_is(page_at):
+    page = page_at("#schedule=1f1b")
+    drag(page, "3B1", "3F2", beyond=3)
+    said, address = page.inner_text("#workshop"), page.url
+    assert headline(page).startswith("It works, in ")
+    for section in ("three-games", ""):
+        page.evaluate("to => new Promise((done) => { onhashchange = done; location.hash = to; })", section)
+        assert page.inner_text("#workshop") == said and page.url.endswith(f"#{section}")
+    page.evaluate("to => new Promise((done) => { onhashchange = done; location.hash = to; })", "schedule=gpipe")
+    assert page.is_checked("input[value='gpipe']"), "a schedule in the address is shown"
+    page.evaluate("to => new Promise((done) => { onhashchange = done; location.replace(to); })", address)
+    assert page.inner_text("#workshop") == said
+
+
 @pytest.mark.parametrize("address", ["#schedule=zb-h1", "#ranks=2&microbatches=3&schedule=1f1b&limit=1&I=2.5"])
 def test_what_is_copied_as_python_says_the_same(page_at, address):
     page = page_at(address)

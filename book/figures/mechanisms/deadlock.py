@@ -56,7 +56,7 @@ def _moments(messages: Sequence[str]) -> Iterator[_Moment]:
     n, program, calls = len(messages), "send, then recv", {}
     both_or_all = "Both" if n == 2 else f"All {n}"
     right_or_other, left_or_other = ("the other",) * 2 if n == 2 else ("its right neighbour", "its left neighbour")
-    said = f"Each of {n} ranks has a message for {right_or_other}. It sends, then it receives. Does this end?"
+    said = f"Each of {n} ranks has a message for {right_or_other}. It sends, then receives. All wait. What helps?"
     yield _Moment("Before", program, {}, 0, said)
     for rank in range(n):
         right = (rank + 1) % n

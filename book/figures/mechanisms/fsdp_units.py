@@ -22,7 +22,7 @@ OUT = 4  # pixels by which the frame of the highest is larger than the bar
 DASHED = OUTLINE | {"stroke": color("soft")}
 COLUMNS = {  # pixels: x and width
     "wide": {"gradients": (84, 124), "parameters": (220, 124), "in flight": (372, 152), "other ranks": (552, 124)},
-    "narrow": {"gradients": (72, 62), "parameters": (142, 74), "in flight": (224, 115), "other ranks": (300, 39)},
+    "narrow": {"gradients": (70, 41), "parameters": (115, 76), "in flight": (195, 106), "other ranks": (305, 34)},
 }
 
 
@@ -94,14 +94,16 @@ def _scene(moments: list[Moment], sizes: Sequence[float], n: int, width: float) 
 
     canvas = Canvas(f"FSDP units {list(sizes)} {n} {width}")
     for words, (x, across) in columns.items():
-        if not (narrow and words == "other ranks"):
+        if narrow and words in ("gradients", "other ranks"):  # longer than their columns
+            canvas.text(x + across, 14, words.replace("other ranks", "others"), "end", font_weight=650)
+        else:
             canvas.text(x + across / 2, 14, words, "middle", font_weight=650)
     for unit in units:
         y = TOP + ROW * unit
         canvas.text(0, y + 12, _name(unit))
         canvas.rect(columns["parameters"][0], y, columns["parameters"][1], HIGH, radius=3, fill="none", **DASHED)
-        for other in range(1, n) if not narrow else ():
-            x, across = columns["other ranks"]
+        x, across = columns["other ranks"]
+        for other in range(1, n):
             canvas.rect(x, y + HIGH / n * other, across, HIGH / n - 1, fill=color("param", True))
     canvas.text(0, bar - 8, "live parameters")
     canvas.text(width - 1, bar - 8, f"all: {_size(sum(sizes), sizes)}", "end")

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from book.figures.canvas import Canvas
 from book.figures.player import NARROW, Beat, Player, Scene, Thing
-from book.figures.svg import color
+from book.figures.svg import SMALLEST_PX, color, text_width
 from lib.cost import activation_bytes, state_bytes
 from lib.cost.sizes import MODELS, RECIPES
 
@@ -21,7 +21,7 @@ KINDS = {  # from the bottom up, with their inks
     "Adam moments": "opt",
     "activations": "activation",
 }
-TOP, LEAST = 40, 12  # pixels: above the GPU; height of a box that can carry words
+TOP, LEAST = 24, SMALLEST_PX + 1  # pixels: above the GPU; of a box that can carry words, with its gap
 Held = dict[tuple[str, int], float]  # (kind, group of layers) → bytes
 
 
@@ -119,7 +119,8 @@ def _instants(name: str, room: float, rows: int, recompute: str) -> Iterator[_In
 
 def _scene(name: str, instants: list[_Instant], room: float, width: float) -> Scene:
     wide = width > NARROW
-    high, side, left, across = (410.0, 110.0, 140.0, 250.0) if wide else (450.0, 38.0, 44.0, 144.0)
+    # On a phone the drawing is low, so that the answers to the question on it are on the first screen.
+    high, side, left, across = (410.0, 110.0, 140.0, 250.0) if wide else (286.0, 38.0, 44.0, 144.0)
     spill, bottom = left + across + (30 if wide else 6), high - 8
     scale = (bottom - TOP) / max(room, max(instant.total for instant in instants) - room)
     rim = bottom - room * scale
@@ -138,6 +139,7 @@ def _scene(name: str, instants: list[_Instant], room: float, width: float) -> Sc
             yield f"group {i}", Thing(*boxes[i], instant.ink if i in instant.busy else "idle", words)
         below = 0.0  # bytes under the next chunk
         for kind, ink in KINDS.items():
+            floor_of_kind = below
             mine = {group: instant.held.get((kind, group), 0.0) for of, group in chunks if of == kind}
             words = dict.fromkeys(("inside", "outside"), f"{kind} {sum(mine.values()) / GB:.1f}{' GB' * wide}")
             for group, n_bytes in mine.items():
@@ -146,13 +148,19 @@ def _scene(name: str, instants: list[_Instant], room: float, width: float) -> Sc
                 places = ("inside", left, bottom, inside), ("outside", spill, bottom + room * scale, outside)
                 for place, x, floor, (start, end) in places:
                     tall = (end - start) * scale
-                    there = x + 4, floor - end * scale, across - 8, max(0.5, tall - 1)
+                    gap = min(1, tall / 3)  # between two boxes
+                    there = x + 4, floor - end * scale, across - 8, tall - gap
                     said = words[place] if tall > LEAST else ""
                     thing = Thing(*there, ink, said) if tall > 0 else Thing(*boxes[group], ink, seen=0.0)
                     yield f"{kind} {group} {place}", thing
                     if said:  # once at each place, and the bytes of all once
                         words = {"inside": "", "outside": kind if place == "inside" else ""}
                 below = above
+            ceiling = min(below, room)
+            if words["inside"] and ceiling > floor_of_kind:  # no box inside can carry them
+                middle = bottom - (floor_of_kind + ceiling) / 2 * scale
+                long = text_width(words["inside"], SMALLEST_PX)
+                yield f"{kind} in words", Thing(left + across + 8, middle - 9, long, 18, "plain", words["inside"])
         top = bottom - min(instant.total, room) * scale
         yield "total", Thing(left, top - 22, across, 18, "plain", f"{instant.total / GB:.1f} GB")
         over = max(0.0, instant.total - room)

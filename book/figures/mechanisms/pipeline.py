@@ -159,11 +159,16 @@ def play_rounds(num_ranks: int, num_microbatches: int, stages_per_rank: int = 2)
 def _player(timelines: Sequence[Timeline], beats: Sequence[tuple[str, str, float]]) -> Player:
     """Beats: (name, sentence, time until which)."""
     unit = min(slot.end - slot.start for timeline in timelines for slot in timeline.compute)
-    names, m = " and ".join(one.schedule.name for one in timelines), timelines[0].schedule.num_microbatches
+    names, m = " and ".join(map(_name, timelines)), timelines[0].schedule.num_microbatches
     numbered = [Beat(name, sentence, round(until / unit)) for name, sentence, until in beats]
     return Player(
         f"{names}, {m} microbatches", lambda width: _scene(timelines, unit, numbered[-1].until, width), numbered
     )
+
+
+def _name(timeline: Timeline) -> str:
+    """Of its schedule, without the number of its stages."""
+    return timeline.schedule.name.partition(",")[0]
 
 
 def _slot(timeline: Timeline, op: Op, microbatch: int, stage: int) -> Slot:
@@ -184,11 +189,11 @@ def _scene(timelines: Sequence[Timeline], unit: float, last: int, width: float) 
     grid = _Grid.of(width, last * unit, kept)
     canvas, tops = Canvas(f"pipelines {width}"), [HEAD + i * (HEAD + ROW * ranks + 12) for i in range(len(timelines))]
     for timeline, top in zip(timelines, tops, strict=True):
-        name = timeline.schedule.name.partition(",")[0]
+        name = _name(timeline)
         canvas.text(0, top - 9, name, font_weight=650)
         if grid.tray > text_width(name):
             canvas.note(grid.tray, top - 9, "kept")
-        canvas.note(width - 2, top - 9, "idle", "end")
+        canvas.note(width - 2, top - 9, "idle so far", "end")
         for rank in range(ranks):
             canvas.text(0, top + ROW * rank + 15, f"rank {rank}" if width > NARROW else f"{rank}")
             long = timeline.makespan * grid.unit - 2
