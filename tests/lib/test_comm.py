@@ -318,6 +318,25 @@ def test_messages():
             ]
 
 
+@pytest.mark.thorough("more ranks", keep=2)
+@pytest.mark.parametrize("n", [3, 2, 1, 4])
+def test_a_shift_brings_the_tensor_of_the_rank_before(n):
+    """Also of a view, of integers, into a given tensor, and of nothing; a rank sends all of its own."""
+
+    def works(world):
+        found, before = [], (world.rank - 1) % n
+        for dtype in (torch.float64, torch.bfloat16, torch.int64, torch.bool):
+            mine, wanted = (torch.arange(12).view(3, 4).add(r).to(dtype).T for r in (world.rank, before))
+            with trace.record(world.rank) as recorded:
+                got, out = comm.shift(mine, world), torch.empty(4, 3, dtype=dtype)
+                comm.shift_start(mine, world, out).wait()
+            sent = 2 * mine.nbytes * (n > 1)
+            found += [torch.equal(got, wanted) and torch.equal(out, wanted), recorded.wire_bytes == sent]
+        return found + [comm.shift(torch.empty(0), world).shape == (0,)]
+
+    assert run(works, n) == [[True] * 9] * n
+
+
 def test_labels_nest_and_belong_to_the_start():
     def works(world):
         with trace.record(world.rank) as seen:
