@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.nn.functional import softmax
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from lib.documents import seen_keys
 from lib.model import Attention, Heads
 
 _ROWS = 2**20  # of a global batch, at most
@@ -148,8 +149,8 @@ class HeadsWithMasks(Heads):
         serves = q_BHtE.shape[1] // k_BKSE.shape[1]
         k_BHSE, v_BHSE = (x.repeat_interleave(serves, dim=1) for x in (k_BKSE, v_BKSE))
         scores_BHtS = q_BHtE @ k_BHSE.transpose(2, 3) / math.sqrt(self.d_head)
-        later_tS = keys_S > queries_t[:, None]
-        weights_BHtS = softmax(scores_BHtS.masked_fill(later_tS, -math.inf), dim=-1)
+        seen = seen_keys(queries_t, keys_S, self.documents)
+        weights_BHtS = softmax(scores_BHtS.masked_fill(~seen, -math.inf), dim=-1)
         return self.dropout(weights_BHtS, (queries_t, length), (keys_S, length)) @ v_BHSE
 
     def drops(self, length: int) -> Callable[[Tensor, range, range], Tensor]:

@@ -32,6 +32,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, gelu, scaled_dot_product_attention, silu
 
+from lib.documents import documents_of, see_documents, seen_keys
+
 
 @dataclass(frozen=True)
 class GPTConfig:
@@ -49,6 +51,7 @@ class GPTConfig:
         num_kv_heads: heads of keys and values, K; None means H. Fewer is grouped-query attention: each serves H/K
             query heads.
         d_mlp: width inside the MLP, F; None means 4·D.
+        document_end: the token that ends a document, if tokens attend to their own document alone (`lib/documents.py`).
         llama: the Llama family: RMSNorm, SwiGLU, RoPE, no biases, an untied head. False: the GPT-2 family.
 
     Raises:
@@ -68,6 +71,7 @@ class GPTConfig:
     num_kv_heads: int | None = None
     d_mlp: int | None = None
     llama: bool = False
+    document_end: int | None = None
 
     def __post_init__(self) -> None:
         if self.tied is None:
@@ -158,6 +162,7 @@ class Heads(nn.Module):
         self.widths, self.d_head, self.p = list(widths), d_head, dropout
         self.turns, self.recompute = turns, None
         self.positions = torch.arange  # as in `Embed`
+        self.documents: Tensor | None = None  # [B, T], of the present rows
 
     def forward(self, qkv: Tensor) -> Tensor:
         return self.recompute(self, self._attend, qkv) if self.recompute else self._attend(qkv)
@@ -174,9 +179,10 @@ class Heads(nn.Module):
     def attention(self, q_BHTE: Tensor, k_BKTE: Tensor, v_BKTE: Tensor) -> Tensor:
         """Softmax(q · kᵀ/√E) · v with a causal mask. → y[B, H, T, E]."""
         drop, grouped = self.p if self.training else 0.0, self.widths[0] != self.widths[1]
-        return scaled_dot_product_attention(
-            q_BHTE, k_BKTE, v_BKTE, dropout_p=drop, is_causal=True, enable_gqa=grouped
-        )
+        every_T = torch.arange(q_BHTE.shape[2], device=q_BHTE.device)
+        seen = None if self.documents is None else seen_keys(every_T, every_T, self.documents)
+        how = {"attn_mask": seen, "is_causal": seen is None, "enable_gqa": grouped}
+        return scaled_dot_product_attention(q_BHTE, k_BKTE, v_BKTE, dropout_p=drop, **how)
 
 
 def rotary(x_BTHE: Tensor, positions_T: Tensor, base: float = 10_000.0) -> Tensor:
@@ -274,6 +280,7 @@ class GPT(nn.Module):
     """
 
     sequence_slices = 1  # shards of the activations between the layers, over tensor-parallel ranks
+    finds_documents = True  # or they are set before forward, because these tokens are not all
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
@@ -305,6 +312,8 @@ class GPT(nn.Module):
             nn.init.ones_(parameter)  # the weight of a norm
 
     def forward(self, tokens_BT: Tensor) -> Tensor:
+        if self.finds_documents and self.config.document_end is not None:
+            see_documents(self, documents_of(tokens_BT, self.config.document_end))
         x_BTD = self.embed(tokens_BT)
         for block in self.blocks:
             x_BTD = block(x_BTD)

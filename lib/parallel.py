@@ -34,6 +34,7 @@ from lib.data_parallel.flat import MakeOptimizer
 from lib.data_parallel.fsdp import FSDP
 from lib.data_parallel.optimizer import ShardedOptimizer
 from lib.data_parallel.zero import check_range, sharded_gradients
+from lib.documents import documents_of
 from lib.facts import serial_names
 from lib.gradient_ranks import TOKENS, facts_of
 from lib.launch import device
@@ -116,6 +117,9 @@ def parallelize(
     how = {"seed": seed, "bucket_bytes": bucket_bytes, "dtype": dtype}
     if layout.cp > 1:
         how["part_of"] = partial(take_tokens, group=cp, order=layout.token_order)
+    if model.config.document_end is not None:
+        how["documents_of"] = partial(documents_of, end=model.config.document_end)
+        model.finds_documents = False  # a stage, or a rank, has not all tokens
     return _assemble(model, mesh, layout, optimizer, loss, shard, cut, stage, **how)
 
 

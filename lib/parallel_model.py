@@ -9,7 +9,7 @@ starts, a norm over all ranks, and an optimizer on the pieces that this rank own
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -22,6 +22,7 @@ from lib.data_parallel.flat import Flat
 from lib.data_parallel.fsdp import FSDP
 from lib.data_parallel.optimizer import ShardedOptimizer
 from lib.data_parallel.state_dicts import check_keys, fitting
+from lib.documents import see_documents
 from lib.facts import Fact
 from lib.gradient_ranks import TOKENS
 from lib.launch import device
@@ -67,6 +68,7 @@ class ParallelModel:
         serial: key of the full `state_dict` → the name of its parameter, and its shape.
         seed: seed of dropout, and of all random numbers in forward.
         part_of: function from some rows to the tokens of them that are this rank's; all, without context parallelism.
+        documents_of: function from some rows to the number of the document of each token, if a row has several.
         gradients: sums their gradients.
         optimizer: the torch optimizer on the owned pieces.
         shapes: serial name → shape, of all parameters of the full model.
@@ -82,6 +84,7 @@ class ParallelModel:
     serial: Mapping[str, tuple[str, torch.Size]]
     seed: int = 0
     part_of: Callable[[Tensor], Tensor] = lambda rows: rows
+    documents_of: Callable[[Tensor], Tensor] | None = None
 
     def __post_init__(self) -> None:
         self.dp, self.pp, self.tp = (self.mesh.group(axis) for axis in ("dp", "pp", "tp"))
@@ -91,6 +94,7 @@ class ParallelModel:
         self._flat_of = {name: flat for flat in self.owner.flats for name in flat.names}
         self._next = 0  # number of the next step
         self._seeds: list[int] = []  # per microbatch of this step
+        self._documents: Sequence[Tensor] = ()  # the same
         for stage in self.stages.values():
             stage.before = self._before
 
@@ -114,6 +118,7 @@ class ParallelModel:
     def backward(self, inputs: Tensor, targets: Tensor, number: int | None = None) -> Tensor:
         """Forward, backward and sum of gradients; return the loss of this rank's rows, as a term of the mean."""
         mine, loss = data.rows_of_rank(len(inputs), self.dp.rank, self.dp.size), self.term_of(targets)
+        self._find_documents(inputs[mine], self.schedule)
         x, y = (self.part_of(rows[mine]).to(device()) for rows in (inputs, targets))
         number = self._next if number is None else number
         self._next = number + 1
@@ -132,8 +137,14 @@ class ParallelModel:
         """Drop all gradients, such as those of a step that is skipped; all ranks must call it."""
         self.owner.zero_grad()
 
+    def _find_documents(self, rows: Tensor, schedule: Schedule) -> None:
+        if self.documents_of is not None:
+            self._documents = self.documents_of(rows.to(device())).tensor_split(schedule.num_microbatches)
+
     def _before(self, microbatch: int) -> None:
-        """Seed dropout for the rows of this microbatch, equally on all tensor-parallel ranks."""
+        """Set the documents of this microbatch, and the seed of its dropout, equal on all tensor-parallel ranks."""
+        for stage in self.stages.values() if self._documents else ():
+            see_documents(stage.module, self._documents[microbatch])
         if self._seeds and torch.is_grad_enabled():  # not in evaluation
             torch.manual_seed(self._seeds[microbatch])
 
@@ -151,6 +162,7 @@ class ParallelModel:
         try:
             for module in modes:
                 module.training = False
+            self._find_documents(x, schedule)
             x, y = (self.part_of(rows).to(device()) for rows in (x, y))
             term = execute(schedule, self.stages, self.pp, x, y, loss).loss
         finally:

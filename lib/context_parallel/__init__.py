@@ -1,5 +1,5 @@
 """Context parallelism: every rank has some tokens of each sequence, and attention reaches those of all ranks.
 
-May import `lib.mesh`, `lib.comm`, `lib.cost`, `lib.conjugate`, `lib.masks` and `lib.model`.
+May import `lib.mesh`, `lib.comm`, `lib.cost`, `lib.conjugate`, `lib.masks`, `lib.documents` and `lib.model`.
 Must never know the other techniques: it sees its own group, and heads that may be some of all.
 """

@@ -22,8 +22,9 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from lib import comm
 from lib.conjugate import all_gather_reduce_scatter, pair
-from lib.context_parallel.tokens import by_ranks, in_sequence, seen_keys
+from lib.context_parallel.tokens import by_ranks, in_sequence, positions_of
 from lib.cost.token_orders import tokens_of_rank
+from lib.documents import seen_keys
 from lib.mesh import Group
 
 Attend = Callable[[Tensor, Tensor, Tensor, range, range, int], Tensor]  # `attend`, or one with dropout
@@ -46,7 +47,8 @@ def attend(
     grouped = q_BHtE.shape[1] != k_BKSE.shape[1]
     if queries == keys and documents_BT is None:
         return scaled_dot_product_attention(q_BHtE, k_BKSE, v_BKSE, is_causal=True, enable_gqa=grouped)
-    seen = seen_keys(queries, keys, documents_BT, q_BHtE.device)
+    here = (positions_of([each], q_BHtE.device) for each in (queries, keys))
+    seen = seen_keys(*here, documents_BT)
     return scaled_dot_product_attention(q_BHtE, k_BKSE, v_BKSE, attn_mask=seen, enable_gqa=grouped)
 
 

@@ -9,6 +9,8 @@ Source: Llama Team, 2024, arXiv 2407.21783, section 3.3.2.
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
@@ -72,6 +74,6 @@ class ContextHeads(Heads):
         tokens = q_BHtE, k_BKtE, v_BKtE, self.group, self.order
         if self.kind == "ring":
             length = self.group.size * q_BHtE.shape[2]
-            return ring_attention(*tokens, self.masked.drops(length) if self.masked else None)
+            return ring_attention(*tokens, self.masked.drops(length) if self.masked else None, self.documents)
         across = ulysses_attention if self.kind == "ulysses" else gather_attention
-        return across(*tokens, self.masked.attend if self.masked else attend)
+        return across(*tokens, self.masked.attend if self.masked else partial(attend, documents_BT=self.documents))

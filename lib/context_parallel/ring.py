@@ -30,8 +30,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from lib import comm
-from lib.context_parallel.tokens import seen_keys
+from lib.context_parallel.tokens import positions_of
 from lib.cost.token_orders import AttentionBlock, blocks_of
+from lib.documents import seen_keys
 from lib.mesh import Group
 
 Drop = Callable[[Tensor, range, range], Tensor]  # weights[B, H, t, S] of queries and keys → those that stay, scaled
@@ -121,7 +122,8 @@ def _scores(block: AttentionBlock, q_BKGsE: Tensor, k_BKsE: Tensor, documents_BT
     scores = q_BKGsE @ k_BKsE[:, :, None].transpose(-1, -2) / math.sqrt(q_BKGsE.shape[-1])
     if block.is_whole and documents_BT is None:
         return scores
-    seen = seen_keys(block.queries, block.keys, documents_BT, scores.device)
+    here = (positions_of([each], scores.device) for each in (block.queries, block.keys))
+    seen = seen_keys(*here, documents_BT)
     return scores.masked_fill(~(seen if documents_BT is None else seen[:, None]), -math.inf)
 
 

@@ -42,19 +42,3 @@ def by_ranks(x: Tensor, group: Group, order: str, dim: int) -> Tensor:
 def _rank_after_rank(length: int, group: Group, order: str, device: torch.device) -> Tensor:
     ranges = [each for rank in range(group.size) for each in tokens_of_rank(order, length, group.size, rank)]
     return positions_of(ranges, device)
-
-
-def seen_keys(
-    queries: range, keys: range, documents_BT: Tensor | None = None, device: torch.device | None = None
-) -> Tensor:
-    """Which keys a query attends to: those at its position or before it, of its document. bool[t, S], or [B, 1, t, S].
-
-    Args:
-        documents_BT: number of the document of each token of the sequence; None: one.
-    """
-    queries_t, keys_S = positions_of([queries], device), positions_of([keys], device)
-    seen = keys_S <= queries_t[:, None]
-    if documents_BT is None:
-        return seen
-    same = documents_BT[:, queries_t, None] == documents_BT[:, None, keys_S]
-    return (seen & same)[:, None]

@@ -45,7 +45,8 @@ class Stage:
         ScheduleError: `form` beside one of those.
 
     Attributes:
-        before: called with the number of each microbatch before its forward; by default it does nothing.
+        before: called with the number of each microbatch before its forward, and again before its backward, which may
+            recompute; by default it does nothing.
     """
 
     module: nn.Module
@@ -58,7 +59,7 @@ class Stage:
     def __post_init__(self) -> None:
         if self.form and (self.width, self.slices, self.dtype) != (None, 1, None):
             raise ScheduleError("form= says all that width, slices and dtype say: give it alone")
-        self.before: Callable[[int], None] = lambda m: None  # called before the forward of each microbatch
+        self.before: Callable[[int], None] = lambda m: None
         # By microbatch: input and output, with the graph between them; deferred weight gradients.
         self._ends: dict[int, tuple[Tensor, Tensor]] = {}
         self._queues: dict[int, Queue] = {}
@@ -150,6 +151,7 @@ class Stage:
         """Run the first half: from the gradient of y, or the loss, to that of x. Weight gradients are deferred."""
         if m not in self._ends:
             raise ScheduleError(f"microbatch {m} has no graph here: run its forward first, and not under no_grad")
+        self.before(m)
         x, y = self._ends.pop(m)
         if y.requires_grad or gradient is None:  # else this stage has nothing to train
             torch.autograd.backward(y, gradient)

@@ -329,8 +329,9 @@ def certified(world, layouts, config):
 @pytest.mark.parametrize(
     ("ranks", "config"),
     [
-        *((2, config) for config in (CONFIG, LLAMA, replace(CONFIG, dropout=0.2))),
-        *((4, config) for config in (LLAMA, CONFIG, replace(LLAMA, dropout=0.2))),
+        *((2, config) for config in (CONFIG, replace(LLAMA, document_end=3), replace(CONFIG, dropout=0.2))),
+        (4, replace(LLAMA, dropout=0.2, document_end=3)),
+        *((4, config) for config in (CONFIG, LLAMA, replace(CONFIG, document_end=3))),
         (8, CONFIG),
     ],
     ids=lambda value: str(value) if isinstance(value, int) else "llama" if value.llama else "gpt",
