@@ -133,7 +133,7 @@ class _Room:
         canvas, n = Canvas(f"context ring {self.n} {self.width}"), self.n
         stairs = f"h{num(TOKEN)}v{num(TOKEN)}" * TOKENS
         triangle = f"M{num(self.left)} {num(self.above)}{stairs}H{num(self.left)}z"
-        canvas.path(triangle, fill=color("idle"), stroke=color("rule"))
+        canvas.path(triangle, fill=color("idle"), stroke=color("soft"), stroke_width=0.8)
         for rank in range(n):
             x, y, wide, high = self._lane(rank)
             canvas.rect(x, y, wide, high, radius=6, fill=canvas.hatched, stroke=color("rule"))
