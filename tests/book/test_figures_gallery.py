@@ -28,6 +28,7 @@ from book.figures.matrices import attention_cut, column_cut, draw_layer, mlp_cut
 from book.figures.memory import draw_memory
 from book.figures.moves import draw_before_after, draw_collectives, draw_step
 from book.figures.nodes import draw_nodes
+from book.figures.orders import draw_token_orders
 from book.figures.pipelines import draw_bubble, draw_dilution, draw_kept
 from book.figures.poster import draw_poster
 from book.figures.ranks import draw_boxes, draw_nested, draw_rank, draw_sums
@@ -200,6 +201,8 @@ FIGURES = {
     "sums": lambda: draw_sums({"a norm": ((0, 4), (0, 1, 4, 5))}, 8, title="t", alt="a"),
     "poster": lambda: draw_poster(title="t", alt="a"),
     "boxes": lambda: draw_boxes(2, 3, 12, title="t", alt="a"),
+    "token orders": draw_token_orders,
+    "token orders of two ranks": lambda: draw_token_orders(2),
     "messages": lambda: draw_messages(one_f_one_b(3, 3), **ABOUT),
     "schedule": lambda: draw_gantt(simulate(zb_v(4, 8)), **ABOUT),
     "sooner": lambda: draw_gantt({make.__name__: simulate(make(4, 8)) for make in (one_f_one_b, zb_h1)}, **ABOUT),

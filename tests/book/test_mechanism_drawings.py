@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from book.figures import mechanisms
+from book.figures.mechanisms.context_ring import play_context_ring
 from book.figures.mechanisms.cuts import play_cuts
 from book.figures.mechanisms.deadlock import play_deadlock
 from book.figures.mechanisms.fsdp_units import play_fsdp_units
@@ -32,6 +33,7 @@ UNITS = [SIZES, SIZES[:4], [1.05e9, *[0.4e9] * 3], [2e9, *[41e9] * 4]]
 SHAPES = [("175B", 1, 8), ("175B", 4, 2), ("70B", 1, 4)]
 PLAYED = [
     *((play, bucket * MIB) for bucket in (2, 3, 13)),
+    *((play_context_ring, n) for n in (2, 3, 4)),
     (play_cuts, CUTS),
     *((play_deadlock, MESSAGES[:n]) for n in (2, 3, 4)),
     *((play_fsdp_units, sizes, n) for sizes in UNITS for n in (2, 4, 8)),
@@ -79,6 +81,7 @@ KINDS = ("param", "activation", "gradient", "opt")
         *(((play_sequence_parallel, MODELS[m], rows, tp), ("comm", "plain")) for m, rows, tp in SHAPES),
         ((play_tensor_parallel, *MATRICES), ("forward", "param", "comm", "plain", "outline")),
         ((play_tensor_parallel, *MATRICES), ("plain", "bad")),
+        *(((play_context_ring, n), ("comm", "plain", "outline")) for n in (2, 3, 4)),
         ((play_memory_pour, "7B", 80e9), KINDS),
         *(((play_deadlock, MESSAGES[:n]), BOXES) for n in (2, 3, 4)),
     ],
