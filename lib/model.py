@@ -6,8 +6,7 @@ The idea: a single-process reference, in plain `torch.nn`. Every parallel versio
 and must reproduce its loss, its gradients and its weights after the step.
 
 The model is a list: `embed`, then each of `blocks`, then `head`. A pipeline stage is a slice of it, and tensor
-parallelism replaces `qkv`, `out`, `up` and `down` by parallel layers of the same name. It has two families, with the
-same names:
+parallelism replaces `qkv`, `out`, `up` and `down` by parallel layers of the same name. Two families share the names:
 
                   GPT-2                                Llama, and most models today
     norm          mean 0, deviation 1: LayerNorm       root mean square 1: RMSNorm
@@ -32,8 +31,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, gelu, scaled_dot_product_attention, silu
 
-from lib.documents import documents_of, see_documents, seen_keys
-
 
 @dataclass(frozen=True)
 class GPTConfig:
@@ -51,7 +48,7 @@ class GPTConfig:
         num_kv_heads: heads of keys and values, K; None means H. Fewer is grouped-query attention: each serves H/K
             query heads.
         d_mlp: width inside the MLP, F; None means 4·D.
-        document_end: the token that ends a document, if tokens attend to their own document alone (`lib/documents.py`).
+        document_end: the token that ends a document, if a token attends to its own document alone.
         llama: the Llama family: RMSNorm, SwiGLU, RoPE, no biases, an untied head. False: the GPT-2 family.
 
     Raises:
@@ -179,8 +176,9 @@ class Heads(nn.Module):
     def attention(self, q_BHTE: Tensor, k_BKTE: Tensor, v_BKTE: Tensor) -> Tensor:
         """Softmax(q · kᵀ/√E) · v with a causal mask. → y[B, H, T, E]."""
         drop, grouped = self.p if self.training else 0.0, self.widths[0] != self.widths[1]
-        every_T = torch.arange(q_BHTE.shape[2], device=q_BHTE.device)
-        seen = None if self.documents is None else seen_keys(every_T, every_T, self.documents)
+        numbers, seen = self.documents, None
+        if numbers is not None:
+            seen = (numbers[:, None, :, None] == numbers[:, None, None]).tril()  # [B, 1, T, T]
         how = {"attn_mask": seen, "is_causal": seen is None, "enable_gqa": grouped}
         return scaled_dot_product_attention(q_BHTE, k_BKTE, v_BKTE, dropout_p=drop, **how)
 
@@ -313,7 +311,9 @@ class GPT(nn.Module):
 
     def forward(self, tokens_BT: Tensor) -> Tensor:
         if self.finds_documents and self.config.document_end is not None:
-            see_documents(self, documents_of(tokens_BT, self.config.document_end))
+            ends_BT = (tokens_BT == self.config.document_end).long()
+            for heads in (module for module in self.modules() if isinstance(module, Heads)):
+                heads.documents = ends_BT.cumsum(1) - ends_BT  # an end is in its document
         x_BTD = self.embed(tokens_BT)
         for block in self.blocks:
             x_BTD = block(x_BTD)
