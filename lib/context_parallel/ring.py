@@ -59,12 +59,12 @@ class _Ring(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q: Tensor, k: Tensor, v: Tensor, group: Group, order: str, drop: Drop | None) -> Tensor:
         q_BKGtE, wide = q.unflatten(1, (k.shape[1], -1)), torch.promote_types(q.dtype, torch.float32)
-        o_BKGtE = torch.zeros_like(q_BKGtE, dtype=wide, memory_format=torch.contiguous_format)
+        o_BKGtE = torch.zeros_like(q_BKGtE, dtype=wide)
         lse_BKGt = o_BKGtE.new_full(o_BKGtE.shape[:-1], -math.inf)
         for owner, kv in _passing(torch.stack([k, v]), group):
             for block in blocks_of(order, group.size * q.shape[2], group.size, group.rank, owner):
-                part, lse = _attend(block, q_BKGtE, *kv, drop)
-                _merge(o_BKGtE[..., block.mine, :], lse_BKGt[..., block.mine], part, lse)
+                merged = o_BKGtE[..., block.mine, :], lse_BKGt[..., block.mine]
+                _merge(*merged, *_attend(block, q_BKGtE, *kv, drop))
         o = o_BKGtE.to(q.dtype).flatten(1, 2)
         ctx.group, ctx.order, ctx.drop = group, order, drop
         ctx.save_for_backward(q, k, v, o, lse_BKGt)
@@ -80,11 +80,8 @@ class _Ring(torch.autograd.Function):
         for owner, kv in _passing(torch.stack([k, v]), group):
             d_kv = torch.zeros_like(kv, dtype=lse.dtype)
             for block in blocks_of(order, group.size * q.shape[2], group.size, group.rank, owner):
-                mine, theirs = block.mine, block.theirs
-                here = q_BKGtE[..., mine, :], lse[..., mine], d_o[..., mine, :], share[..., mine, :]
-                of_q, of_k, of_v = _attend_backward(block, *kv, *here, ctx.drop)
-                d_q[..., mine, :] += of_q
-                d_kv[:, :, :, theirs] += torch.stack([of_k, of_v])
+                here = (x[..., block.mine, :] for x in (d_q, q_BKGtE, d_o, share, lse[..., None]))
+                _attend_backward(block, d_kv, kv, *here, ctx.drop)
             if owner == group.rank:
                 own = d_kv
                 continue
@@ -108,11 +105,11 @@ def _passing(kv: Tensor, group: Group) -> Iterator[tuple[int, Tensor]]:
 
 def _scores(block: AttentionBlock, q_BKGsE: Tensor, k_BKsE: Tensor) -> Tensor:
     """q · kᵀ/√E of a block, −inf for keys behind their query."""
-    scores = q_BKGsE @ k_BKsE[:, :, None].transpose(-1, -2) / math.sqrt(q_BKGsE.shape[-1])
+    scores = (q_BKGsE @ k_BKsE[:, :, None].transpose(-1, -2)).div_(math.sqrt(q_BKGsE.shape[-1]))
     if block.is_whole:
         return scores
     queries, keys = positions_of([block.queries], scores.device), positions_of([block.keys], scores.device)
-    return scores.masked_fill(keys > queries[:, None], -math.inf)
+    return scores.masked_fill_(keys > queries[:, None], -math.inf)
 
 
 def _dropped(weights_BKGtS: Tensor, block: AttentionBlock, drop: Drop | None) -> Tensor:
@@ -130,7 +127,7 @@ def _attend(
     scores = _scores(block, q, k)
     lse = scores.logsumexp(-1)
     # A query that sees no key of the block has the lse −inf, and weights of 0.
-    weights = (scores - lse.clamp(min=torch.finfo(wide).min)[..., None]).exp()
+    weights = scores.sub_(lse.clamp(min=torch.finfo(wide).min)[..., None]).exp_()
     return _dropped(weights, block, drop) @ v[:, :, None].to(wide), lse
 
 
@@ -143,21 +140,21 @@ def _merge(o: Tensor, lse: Tensor, part: Tensor, lse_part: Tensor) -> None:
 
 def _attend_backward(
     block: AttentionBlock,
-    k_BKtE: Tensor,
-    v_BKtE: Tensor,
+    d_kv: Tensor,
+    kv: Tensor,
+    d_q: Tensor,
     q: Tensor,
-    lse: Tensor,
     d_o: Tensor,
     share: Tensor,
+    lse: Tensor,
     drop: Drop | None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of one block's queries, keys and values; `share` is Σ d_o · o of each query."""
-    k, v = (x[:, :, block.theirs].to(lse.dtype) for x in (k_BKtE, v_BKtE))
-    weights = (_scores(block, q, k) - lse[..., None]).exp()
-    d_weights = _dropped(d_o @ v[:, :, None].transpose(-1, -2), block, drop)
-    d_scores = weights * (d_weights - share) / math.sqrt(q.shape[-1])
-    of_k, of_v = (
-        (d_scores.transpose(-1, -2) @ q).sum(2),
-        (_dropped(weights, block, drop).transpose(-1, -2) @ d_o).sum(2),
-    )
-    return d_scores @ k[:, :, None], of_k, of_v
+) -> None:
+    """Add the gradients of one block's queries, keys and values; `share` is Σ d_o · o of each query."""
+    k, v = kv[:, :, :, block.theirs].to(lse.dtype)
+    weights = _scores(block, q, k).sub_(lse).exp_()
+    d_scores = _dropped(d_o @ v[:, :, None].transpose(-1, -2), block, drop)
+    d_scores = d_scores.sub_(share).mul_(weights).div_(math.sqrt(q.shape[-1]))
+    d_q += d_scores @ k[:, :, None]
+    d_k, d_v = d_kv[:, :, :, block.theirs]
+    d_k += (d_scores.transpose(-1, -2) @ q).sum(2)
+    d_v += (_dropped(weights, block, drop).transpose(-1, -2) @ d_o).sum(2)
