@@ -104,8 +104,8 @@ class Across:
             found: list = []
             while parts:
                 part = parts.pop()
-                of_kv = [self.model.new(self.kv_heads * self.element * part.end) for _ in range(2)]
-                found = [self.model.new(part.size), *found, *of_kv]
+                found += [self.model.new(self.kv_heads * self.element * part.end) for _ in range(2)]
+                found.insert(0, self.model.new(part.size))
                 del part
                 if parts:
                     self._pad(found)
@@ -120,8 +120,8 @@ class Across:
             if found[last].size < whole:
                 found[last] = self.model.new(whole)
             if earlier:
-                found[last] = self.model.new(whole)
-                found[last - 2] = found[last]
+                found[last - 2] = self.model.new(whole)
+                found[last] = None
         if earlier:
             del found[-2:]
 
