@@ -65,6 +65,7 @@ class _Ring(torch.autograd.Function):
             for block in blocks_of(order, group.size * q.shape[2], group.size, group.rank, owner):
                 merged = o_BKGtE[..., block.mine, :], lse_BKGt[..., block.mine]
                 _merge(*merged, *_attend(block, q_BKGtE, *kv, drop))
+            del kv  # before the one after the next comes
         o = o_BKGtE.to(q.dtype).flatten(1, 2)
         ctx.group, ctx.order, ctx.drop = group, order, drop
         ctx.save_for_backward(q, k, v, o, lse_BKGt)
@@ -82,12 +83,13 @@ class _Ring(torch.autograd.Function):
             for block in blocks_of(order, group.size * q.shape[2], group.size, group.rank, owner):
                 here = (x[..., block.mine, :] for x in (d_q, q_BKGtE, d_o, share, lse[..., None]))
                 _attend_backward(block, d_kv, kv, *here, ctx.drop)
+            del kv
             if owner == group.rank:
                 own = d_kv
                 continue
             if travelling is not None:  # the terms of the ranks between the owner and this one
                 d_kv += travelling.wait()
-            travelling = comm.shift_start(d_kv.to(kv.dtype), group)
+            travelling = comm.shift_start(d_kv.to(k.dtype), group)
         if travelling is not None:  # the last shift brings the gradient of this rank's keys and values home
             own += travelling.wait()
         return d_q.flatten(1, 2).to(q.dtype), *own.to(k.dtype), None, None, None

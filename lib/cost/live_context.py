@@ -79,7 +79,9 @@ class Across:
         if self.context.order != "contiguous":
             places = model.new(8 * self.length)
             model.temporary(16 * self.length)
+            where = model.new(8 * self.length)
             full = model.new(n * self.kv)
+            del where
         parts = [self._part(queries) for queries in tokens_of_rank(self.context.order, self.length, *self._me)]
         out = model.new(self.q) if len(parts) > 1 else parts[0].kept[0]
         return out, self._scattered, self._ordered(places), self._side_by_side, self._padded, self._of(parts, qkv, full)
@@ -205,7 +207,8 @@ class Across:
         """Bytes of queries and of keys of a block, in all query heads; of copies of keys; of scores."""
         t, s = len(block.queries), len(block.keys)
         q, k = (self.heads * self.element * size for size in (t, s))
-        return q, k, k * (self.kv_heads < self.heads), self.of_token * t * s
+        copies = self.kv_heads < self.heads and self.rows * self.kv_heads > 1
+        return q, k, k * copies, self.of_token * t * s
 
     def _block(self, block: AttentionBlock) -> None:
         """A block of forward: scores, their exponentials in place, the output of the block, its merge."""
@@ -239,7 +242,8 @@ class Across:
                 if step == 0:
                     own = of_kv
                     continue
-                sent, came = of_kv, new(self.kv)  # the next step adds what came
+                sent = of_kv  # what came before is added to it
+                came = new(self.kv)
             del share, sent, came
             return [of_q, own], [], None
 
