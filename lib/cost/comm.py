@@ -147,8 +147,8 @@ def attention_calls(
 ) -> Calls:
     """The collectives of attention over `cp` ranks, of a block for one microbatch, forward and backward.
 
-    In the bytes x of one sequence's activations, K/H = g, n ranks: gather sends 4g(n−1)/n · x, a ring 6g(n−1)/n · x,
-    Ulysses 4(1 + g)(n−1)/n² · x, or 4(1 + n/H)(n−1)/n² · x if it copies heads. Recomputation repeats those of forward;
+    With n ranks, K/H = g, and x the bytes of all tokens: gather sends 4g(n−1)/n · x, a ring 6g(n−1)/n · x, Ulysses
+    4(1 + g)(n−1)/n² · x, or 4(1 + n/H)(n−1)/n² · x if it copies heads. Recomputation repeats those of forward, and
     `selective` stops before the last of Ulysses, which backward does not need.
 
     Args:
@@ -159,20 +159,19 @@ def attention_calls(
         return Counter()
     head = rows * shape.context // cp * shape.d_head * itemsize  # of the tokens of a rank
     heads, kv_heads = shape.num_heads // tp, max(1, (shape.num_kv_heads or shape.num_heads) // tp)
-    forward, backward = Counter[tuple[str, int]](), Counter[tuple[str, int]]()
-    last = Counter[tuple[str, int]]()
-    if attention == "gather":
-        of_all = 2 * kv_heads * head * cp
-        forward, backward = Counter([("all_gather", of_all)]), Counter([("reduce_scatter", of_all)])
-    elif attention == "ring":
-        forward = Counter({("shift", 2 * kv_heads * head): cp - 1})
-        backward = forward + forward
-    else:
-        forward = Counter({("all_to_all", heads * head): 1}) + Counter({("all_to_all", max(cp, kv_heads) * head): 2})
-        last = Counter([("all_to_all", heads * head)])
-        backward = forward + last
-    again = {"none": Counter(), "selective": forward, "full": forward + last}
-    return forward + last + again[check_recompute(recompute)] + backward
+    x, kv, copied = heads * head, 2 * kv_heads * head, max(cp, kv_heads) * head
+    ways = {  # forward, the last call of forward, backward
+        "gather": ([("all_gather", cp * kv)], [], [("reduce_scatter", cp * kv)]),
+        "ring": ((cp - 1) * [("shift", kv)], [], 2 * (cp - 1) * [("shift", kv)]),
+        "ulysses": (
+            [("all_to_all", size) for size in (x, copied, copied)],
+            [("all_to_all", x)],
+            [("all_to_all", size) for size in (x, x, copied, copied)],
+        ),
+    }
+    first, last, backward = map(Counter, ways[attention])
+    again = {"none": Counter(), "selective": first, "full": first + last}[check_recompute(recompute)]
+    return first + last + again + backward
 
 
 def embed_calls(shape: ModelShape, rows: int, itemsize: int, *, sequence_parallel: bool = False) -> Calls:

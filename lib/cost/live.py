@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from lib.cost.live_context import Across, Context
+from lib.cost.live_context import ALONE, Across, Context
 from lib.cost.sizes import ModelShape, Weight, block_layers, embed_weights, head_weights, qkv_width
 
 # From an output gradient to the input gradient, weights, and the buffer of their gradients.
@@ -59,7 +59,7 @@ class LiveGPT:
         tp: int,
         sequence_parallel: bool,
         tied: bool,
-        context: Context = Context(),
+        context: Context = ALONE,
     ) -> None:
         self.live, self.seen, self.made = 0, seen, made
         self.shape, self.itemsize, self.tp = shape, itemsize, tp

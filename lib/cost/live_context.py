@@ -29,6 +29,9 @@ class Context(NamedTuple):
     order: str = "contiguous"
 
 
+ALONE = Context()
+
+
 class _Part(NamedTuple):
     """Queries of a rank that attend to the keys in front of `end`, and what is kept of them."""
 
@@ -84,7 +87,14 @@ class Across:
             del where
         parts = [self._part(queries) for queries in tokens_of_rank(self.context.order, self.length, *self._me)]
         out = model.new(self.q) if len(parts) > 1 else parts[0].kept[0]
-        return out, self._scattered, self._ordered(places), self._side_by_side, self._padded, self._of(parts, qkv, full)
+        return (
+            out,
+            self._scattered,
+            self._ordered(places),
+            self._side_by_side,
+            self._padded,
+            self._of(parts, qkv, full),
+        )
 
     @property
     def _me(self) -> tuple[int, int]:
@@ -92,12 +102,14 @@ class Across:
 
     def _part(self, queries: range) -> _Part:
         """Attention of these queries: its output, an element per query and head, and perhaps a mask."""
-        model, t, end, masks = self.model, len(queries), queries[-1] + 1, []
-        if queries != range(end):
-            earlier = model.new(t * end + 8 * (t + end))
-            masks = [model.new(t * end * model.itemsize)]
+        model, t, end = self.model, len(queries), queries[-1] + 1
+        masked = queries != range(end)
+        earlier = model.new((t * end + 8 * (t + end)) * masked)
+        mask = model.new(t * end * model.itemsize * masked)
         logsumexp, size = model.new(self.of_token * t), self.heads * self.element * t
-        return _Part(end, size, (model.new(size), logsumexp, *masks))
+        part = _Part(end, size, (model.new(size), logsumexp, mask))
+        del earlier
+        return part
 
     def _of(self, parts: list[_Part], *saved: Buffer) -> Backward:
         """The gradients of queries, keys and values: the last part first; that of the output lives through all."""
@@ -225,7 +237,13 @@ class Across:
         mask, of_k = (t * s + 8 * (t + s)) * (not block.is_whole), k * self.kv_heads // self.heads
         here = q * self.copied  # queries, or the gradient of the output
         two = 2 * scores
-        peaks = here + copies + scores, scores + mask, two + here + copies, two + copies + q, two + k + max(here, of_k)
+        peaks = (
+            here + copies + scores,
+            scores + mask,
+            two + here + copies,
+            two + copies + q,
+            two + k + max(here, of_k),
+        )
         self.model.temporary(max(peaks))
 
     def _ring_backward(self, *saved: Buffer) -> Backward:

@@ -43,9 +43,7 @@ def _owned(plan: Plan, place: int, *ranks: int) -> Iterator[tuple[int, list[int]
         yield share, [elements for elements in pieces if elements > 0]
 
 
-def step_memory(
-    plan: Plan, place: int = 0, dp_rank: int = 0, tp_rank: int = 0, cp_rank: int = 0
-) -> dict[str, int]:
+def step_memory(plan: Plan, place: int = 0, dp_rank: int = 0, tp_rank: int = 0, cp_rank: int = 0) -> dict[str, int]:
     """The peak of each kind and of the total in one step of a rank; the peaks may be at different times."""
     ranks = dp_rank, tp_rank, cp_rank
     state = {"parameter": parameter_bytes(plan, place), "optimizer": optimizer_bytes(plan, place, *ranks)}
@@ -123,6 +121,7 @@ class _Walk:
         bucket = max(0, on_its_way - before - size)
         self.activation = max(self.activation, waits - size + bucket)
         self.gradient = max(self.gradient, on_its_way)
+        self.total = max(self.total, waits - size + on_its_way)
 
     def compute(self, action: Action) -> None:
         stage, op, microbatch = action

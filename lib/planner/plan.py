@@ -288,7 +288,8 @@ def bytes_out_of_a_node(plan: Plan, ranks_per_node: int) -> dict[tuple[str, str]
     """(kind, axis) → bytes per step that leave the node that sends most of it, and that its network card carries.
 
     Consecutive ranks share a node. A collective is a ring in the order of ranks, as in gloo: a rank sends out of its
-    node if the next rank is on another. With t ranks on two nodes that is one rank of each node, not t/2 of them.
+    node if the next rank is on another. With t ranks on two nodes that is one rank of each node, not t/2 of them. Only
+    an all-to-all has no ring: each rank sends as much to each.
     """
     sent_of = [step_traffic(plan, place) for place in range(plan.layout.pp)]
     most = {}
@@ -298,7 +299,11 @@ def bytes_out_of_a_node(plan: Plan, ranks_per_node: int) -> dict[tuple[str, str]
             ring = [rank for rank in group if key in sent_of[plan.place(rank)]]
             for rank, after in zip(ring, ring[1:] + ring[:1], strict=True):
                 calls, sent = sent_of[plan.place(rank)][key]
-                to = _receivers(plan, rank, group) if key[0] == "send" else {after: calls}
+                to: dict[int, float] = {after: calls}
+                if key[0] == "send":
+                    to = _receivers(plan, rank, group)
+                elif key[0] == "all_to_all":
+                    to = {other: calls / (len(ring) - 1) for other in ring if other != rank}
                 node = rank // ranks_per_node
                 out[node] += sent / calls * sum(n for other, n in to.items() if other // ranks_per_node != node)
         most[key] = max(out.values(), default=0.0)
