@@ -6,6 +6,7 @@ The same command line serves one process, the ranks of one machine, and `torchru
 
 import argparse
 import json
+import math
 import os
 import signal
 import sys
@@ -202,7 +203,8 @@ def _config(args: argparse.Namespace, size: int) -> TrainConfig:
         ValueError: they are impossible; if the layout is the cause, the message gives the nearest possible layout.
     """
     wanted, others = chosen(args, Layout), {"validate_every": 50} | chosen(args, TrainConfig)
-    wanted.setdefault("dp", max(1, size // max(1, wanted.get("pp", 1) * wanted.get("tp", 1))))
+    inner = math.prod(wanted.get(axis, 1) for axis in ("pp", "cp", "tp"))
+    wanted.setdefault("dp", max(1, size // max(1, inner)))
     sizes, corpus = chosen(args, GPTConfig), Text(**{"sample": SAMPLE} | chosen(args, Text))
     corpus = corpus.read(GPTConfig(**sizes).context)
     model = GPTConfig(**sizes, vocab_size=corpus.vocab_size())

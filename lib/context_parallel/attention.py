@@ -68,14 +68,21 @@ def gather_attention(
         attend: attention of one process: `partial(attend, documents_BT=…)` for several documents in a row.
     """
     length = group.size * q_BHtE.shape[2]
-    gathered = all_gather_reduce_scatter(torch.cat([k_BKtE, v_BKtE], 1), group, 2)
-    k_BKTE, v_BKTE = in_sequence(gathered, group, order, 2).chunk(2, 1)
+    kv_TBKE = in_sequence(_gathered(k_BKtE, v_BKtE, group), group, order, 0)
+    k_BKTE, v_BKTE = (x_TBKE.permute(1, 2, 0, 3) for x_TBKE in kv_TBKE.chunk(2, 2))
     mine = tokens_of_rank(order, length, group.size, group.rank)
-    parts = []
-    for queries, q_part in zip(mine, q_BHtE.split([len(each) for each in mine], 2), strict=True):
+    q_parts, y_parts = q_BHtE.transpose(1, 2).split([len(each) for each in mine], 1), []
+    for queries, q_BtHE in zip(mine, q_parts, strict=True):
         end = queries[-1] + 1  # no query of this range sees a key behind it
-        parts.append(attend(q_part, k_BKTE[:, :, :end], v_BKTE[:, :, :end], queries, range(end), length))
-    return parts[0] if len(parts) == 1 else torch.cat(parts, 2)  # a copy, which of one part would be for nothing
+        keys, values = k_BKTE[:, :, :end], v_BKTE[:, :, :end]
+        y_parts.append(attend(q_BtHE.transpose(1, 2), keys, values, queries, range(end), length).transpose(1, 2))
+    return (torch.cat(y_parts, 1) if len(y_parts) > 1 else y_parts[0]).transpose(1, 2)
+
+
+def _gathered(k_BKtE: Tensor, v_BKtE: Tensor, group: Group) -> Tensor:
+    """Keys and values of all ranks, side by side, tokens first, so that ranks follow each other. → kv[T, B, 2K, E]."""
+    kv_tBKE = torch.cat([x.permute(2, 0, 1, 3) for x in (k_BKtE, v_BKtE)], 2)
+    return all_gather_reduce_scatter(kv_tBKE, group, 0)
 
 
 def ulysses_attention(
@@ -100,12 +107,15 @@ def ulysses_attention(
             f"{heads} query heads and {kv_heads} of keys and values cannot be split over {n} ranks: the ranks must "
             "divide the first, and divide the second or be a multiple of it"
         )
-    if kv_heads < n:
-        k_BKtE, v_BKtE = (x.repeat_interleave(n // kv_heads, 1) for x in (k_BKtE, v_BKtE))
-    parts = (_exchange(x, group, 1, 2) for x in (q_BHtE, k_BKtE, v_BKtE))
     every = range(n * q_BHtE.shape[2])
-    y_BhTE = attend(*(in_sequence(part, group, order, 2) for part in parts), every, every, len(every))
-    return _exchange(by_ranks(y_BhTE, group, order, 2), group, 2, 1)
+    parts = (_exchange(_copied(x, n).transpose(1, 2), group, 2, 1) for x in (q_BHtE, k_BKtE, v_BKtE))
+    y_BhTE = attend(*(in_sequence(x, group, order, 1).transpose(1, 2) for x in parts), every, every, len(every))
+    return _exchange(by_ranks(y_BhTE.transpose(1, 2), group, order, 1), group, 1, 2).transpose(1, 2)
+
+
+def _copied(x_BKtE: Tensor, n: int) -> Tensor:
+    """At least n heads: each is copied if there are fewer."""
+    return x_BKtE if x_BKtE.shape[1] >= n else x_BKtE.repeat_interleave(n // x_BKtE.shape[1], 1)
 
 
 def _exchange(x: Tensor, group: Group, split_dim: int, concat_dim: int) -> Tensor:

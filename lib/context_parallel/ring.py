@@ -70,12 +70,13 @@ class _Ring(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q: Tensor, k: Tensor, v: Tensor, group: Group, order: str, masks: _Masks) -> Tensor:
         q_BKGtE, wide = q.unflatten(1, (k.shape[1], -1)), torch.promote_types(q.dtype, torch.float32)
-        o_BKGtE = torch.zeros_like(q_BKGtE, dtype=wide, memory_format=torch.contiguous_format)
+        o_BKGtE = torch.zeros_like(q_BKGtE, dtype=wide)
         lse_BKGt = o_BKGtE.new_full(o_BKGtE.shape[:-1], -math.inf)
         for owner, kv in _passing(torch.stack([k, v]), group):
             for block in blocks_of(order, group.size * q.shape[2], group.size, group.rank, owner):
-                part, lse = _attend(block, q_BKGtE, *kv, masks)
-                _merge(o_BKGtE[..., block.mine, :], lse_BKGt[..., block.mine], part, lse)
+                merged = o_BKGtE[..., block.mine, :], lse_BKGt[..., block.mine]
+                _merge(*merged, *_attend(block, q_BKGtE, *kv, masks))
+            del kv  # before the one after the next comes
         o = o_BKGtE.to(q.dtype).flatten(1, 2)
         ctx.group, ctx.order, ctx.masks = group, order, masks
         ctx.save_for_backward(q, k, v, o, lse_BKGt)
@@ -91,17 +92,15 @@ class _Ring(torch.autograd.Function):
         for owner, kv in _passing(torch.stack([k, v]), group):
             d_kv = torch.zeros_like(kv, dtype=lse.dtype)
             for block in blocks_of(order, group.size * q.shape[2], group.size, group.rank, owner):
-                mine, theirs = block.mine, block.theirs
-                here = q_BKGtE[..., mine, :], lse[..., mine], d_o[..., mine, :], share[..., mine, :]
-                of_q, of_k, of_v = _attend_backward(block, *kv, *here, ctx.masks)
-                d_q[..., mine, :] += of_q
-                d_kv[:, :, :, theirs] += torch.stack([of_k, of_v])
+                here = (x[..., block.mine, :] for x in (d_q, q_BKGtE, d_o, share, lse[..., None]))
+                _attend_backward(block, d_kv, kv, *here, ctx.masks)
+            del kv
             if owner == group.rank:
                 own = d_kv
                 continue
             if travelling is not None:  # the terms of the ranks between the owner and this one
                 d_kv += travelling.wait()
-            travelling = comm.shift_start(d_kv.to(kv.dtype), group)
+            travelling = comm.shift_start(d_kv.to(k.dtype), group)
         if travelling is not None:  # the last shift brings the gradient of this rank's keys and values home
             own += travelling.wait()
         return d_q.flatten(1, 2).to(q.dtype), *own.to(k.dtype), None, None, None
@@ -119,12 +118,12 @@ def _passing(kv: Tensor, group: Group) -> Iterator[tuple[int, Tensor]]:
 
 def _scores(block: AttentionBlock, q_BKGsE: Tensor, k_BKsE: Tensor, documents_BT: Tensor | None) -> Tensor:
     """q · kᵀ/√E of a block, −inf for keys that a query does not attend to."""
-    scores = q_BKGsE @ k_BKsE[:, :, None].transpose(-1, -2) / math.sqrt(q_BKGsE.shape[-1])
+    scores = (q_BKGsE @ k_BKsE[:, :, None].transpose(-1, -2)).div_(math.sqrt(q_BKGsE.shape[-1]))
     if block.is_whole and documents_BT is None:
         return scores
     here = (positions_of([each], scores.device) for each in (block.queries, block.keys))
     seen = seen_keys(*here, documents_BT)
-    return scores.masked_fill(~(seen if documents_BT is None else seen[:, None]), -math.inf)
+    return scores.masked_fill_(~(seen if documents_BT is None else seen[:, None]), -math.inf)
 
 
 def _dropped(weights_BKGtS: Tensor, block: AttentionBlock, drop: Drop | None) -> Tensor:
@@ -141,7 +140,7 @@ def _attend(
     q, k, v = q_BKGtE[..., block.mine, :].to(wide), k_BKtE[:, :, block.theirs].to(wide), v_BKtE[:, :, block.theirs]
     scores = _scores(block, q, k, masks.documents)
     lse = scores.logsumexp(-1)
-    weights = (scores - _finite(lse)[..., None]).exp()
+    weights = scores.sub_(_finite(lse)[..., None]).exp_()
     return _dropped(weights, block, masks.drop) @ v[:, :, None].to(wide), lse
 
 
@@ -159,21 +158,21 @@ def _finite(lse: Tensor) -> Tensor:
 
 def _attend_backward(
     block: AttentionBlock,
-    k_BKtE: Tensor,
-    v_BKtE: Tensor,
+    d_kv: Tensor,
+    kv: Tensor,
+    d_q: Tensor,
     q: Tensor,
-    lse: Tensor,
     d_o: Tensor,
     share: Tensor,
+    lse: Tensor,
     masks: _Masks,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of one block's queries, keys and values; `share` is Σ d_o · o of each query."""
-    k, v = (x[:, :, block.theirs].to(lse.dtype) for x in (k_BKtE, v_BKtE))
-    weights = (_scores(block, q, k, masks.documents) - lse[..., None]).exp()
-    d_weights = _dropped(d_o @ v[:, :, None].transpose(-1, -2), block, masks.drop)
-    d_scores = weights * (d_weights - share) / math.sqrt(q.shape[-1])
-    of_k, of_v = (
-        (d_scores.transpose(-1, -2) @ q).sum(2),
-        (_dropped(weights, block, masks.drop).transpose(-1, -2) @ d_o).sum(2),
-    )
-    return d_scores @ k[:, :, None], of_k, of_v
+) -> None:
+    """Add the gradients of one block's queries, keys and values; `share` is Σ d_o · o of each query."""
+    k, v = kv[:, :, :, block.theirs].to(lse.dtype)
+    weights = _scores(block, q, k, masks.documents).sub_(lse).exp_()
+    d_scores = _dropped(d_o @ v[:, :, None].transpose(-1, -2), block, masks.drop)
+    d_scores = d_scores.sub_(share).mul_(weights).div_(math.sqrt(q.shape[-1]))
+    d_q += d_scores @ k[:, :, None]
+    d_k, d_v = d_kv[:, :, :, block.theirs]
+    d_k += (d_scores.transpose(-1, -2) @ q).sum(2)
+    d_v += (_dropped(weights, block, masks.drop).transpose(-1, -2) @ d_o).sum(2)

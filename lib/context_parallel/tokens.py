@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from lib.conjugate import pair
 from lib.cost.token_orders import tokens_of_rank
 from lib.mesh import Group
 
@@ -29,14 +30,16 @@ def in_sequence(x: Tensor, group: Group, order: str, dim: int) -> Tensor:
     """The tokens of all ranks, rank after rank along `dim`, in the order of the sequence: [S] → [S]."""
     if order == "contiguous":
         return x
-    return x.index_select(dim, _rank_after_rank(x.shape[dim], group, order, x.device).argsort())
+    places = _rank_after_rank(x.shape[dim], group, order, x.device)
+    return pair(x, lambda t: t.index_select(dim, places.argsort()), lambda g: g.index_select(dim, places))
 
 
 def by_ranks(x: Tensor, group: Group, order: str, dim: int) -> Tensor:
     """The inverse of `in_sequence`: tokens in the order of the sequence → rank after rank, [S] → [S]."""
     if order == "contiguous":
         return x
-    return x.index_select(dim, _rank_after_rank(x.shape[dim], group, order, x.device))
+    places = _rank_after_rank(x.shape[dim], group, order, x.device)
+    return pair(x, lambda t: t.index_select(dim, places), lambda g: g.index_select(dim, places.argsort()))
 
 
 def _rank_after_rank(length: int, group: Group, order: str, device: torch.device) -> Tensor:

@@ -142,6 +142,38 @@ def block_calls(shape: ModelShape, rows: int, itemsize: int, tp: int, recompute:
     return calls
 
 
+def attention_calls(
+    shape: ModelShape, rows: int, itemsize: int, tp: int, cp: int, attention: str, recompute: str = "none"
+) -> Calls:
+    """The collectives of attention over `cp` ranks, of a block for one microbatch, forward and backward.
+
+    With n ranks, K/H = g, and x the bytes of all tokens: gather sends 4g(n−1)/n · x, a ring 6g(n−1)/n · x, Ulysses
+    4(1 + g)(n−1)/n² · x, or 4(1 + n/H)(n−1)/n² · x if it copies heads. Recomputation repeats those of forward, and
+    `selective` stops before the last of Ulysses, which backward does not need.
+
+    Args:
+        shape: whose context is that of full sequences.
+        attention: `gather`, `ring` or `ulysses`.
+    """
+    if cp == 1:
+        return Counter()
+    head = rows * shape.context // cp * shape.d_head * itemsize  # of the tokens of a rank
+    heads, kv_heads = shape.num_heads // tp, max(1, (shape.num_kv_heads or shape.num_heads) // tp)
+    x, kv, copied = heads * head, 2 * kv_heads * head, max(cp, kv_heads) * head
+    ways = {  # forward, the last call of forward, backward
+        "gather": ([("all_gather", cp * kv)], [], [("reduce_scatter", cp * kv)]),
+        "ring": ((cp - 1) * [("shift", kv)], [], 2 * (cp - 1) * [("shift", kv)]),
+        "ulysses": (
+            [("all_to_all", size) for size in (x, copied, copied)],
+            [("all_to_all", x)],
+            [("all_to_all", size) for size in (x, x, copied, copied)],
+        ),
+    }
+    first, last, backward = map(Counter, ways[attention])
+    again = {"none": Counter(), "selective": first, "full": first + last}[check_recompute(recompute)]
+    return first + last + again + backward
+
+
 def embed_calls(shape: ModelShape, rows: int, itemsize: int, *, sequence_parallel: bool = False) -> Calls:
     """The embedding: an all-reduce of x forward; or a reduce-scatter, and an all-gather backward."""
     x = rows * shape.context * shape.d_model * itemsize

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from lib.cost.live_context import ALONE, Across, Context
 from lib.cost.sizes import ModelShape, Weight, block_layers, embed_weights, head_weights, qkv_width
 
 # From an output gradient to the input gradient, weights, and the buffer of their gradients.
@@ -45,6 +46,7 @@ class LiveGPT:
         itemsize: bytes of an element.
         sequence_parallel: shards of the sequence between the parallel layers.
         tied: one stage has the embedding and the head, which share a weight.
+        context: this rank among the context-parallel ranks, of whose tokens it has some.
     """
 
     def __init__(
@@ -57,11 +59,13 @@ class LiveGPT:
         tp: int,
         sequence_parallel: bool,
         tied: bool,
+        context: Context = ALONE,
     ) -> None:
         self.live, self.seen, self.made = 0, seen, made
         self.shape, self.itemsize, self.tp = shape, itemsize, tp
         self.slices, self.tied, self.is_llama = sequence_parallel, tied, shape.gated
-        self.tokens = rows * shape.context
+        self.own = shape.context // context.n  # tokens of each sequence
+        self.tokens = rows * self.own
         self.copied = rows > 1  # a gather along dim 1 needs no copy if dim 0 has one sequence
         self.wide = self.tokens * max(itemsize, 4)  # one value per token, in float32 at least
         self.x = self.tokens * shape.d_model * itemsize  # full
@@ -69,6 +73,8 @@ class LiveGPT:
         self.mlp = self.tokens * shape.mlp_width // tp * itemsize
         self.qkv = self.tokens * qkv_width(shape, tp) * itemsize
         self.logits = self.tokens * shape.vocab_size // tp * itemsize
+        heads, kv_heads = shape.num_heads // tp, max(1, (shape.num_kv_heads or shape.num_heads) // tp)
+        self.across = Across(self, context, rows, heads, kv_heads) if context.n > 1 else None
         self.deferred: list[Backward] | None = None
         self.of_head: Buffer | None = None  # gradient of a tied weight, until the embedding adds to it
 
@@ -225,7 +231,7 @@ class LiveGPT:
         rotated = (size + self.x // self.tp) // 2  # queries and keys, which a Llama rotates
         backwards, saved = [self.node(size)], qkv  # in the end three gradients are concatenated
         if self.is_llama:
-            angles = self.new(self.shape.context * self.shape.d_model // self.shape.num_heads * max(self.itemsize, 4))
+            angles = self.new(self.own * self.shape.d_model // self.shape.num_heads * max(self.itemsize, 4))
             saved = self.new(size)
             self.temporary(rotated)
 
@@ -233,6 +239,9 @@ class LiveGPT:
                 return (gradient, self.new(rotated)), [], self.new(rotated + angles.size)
 
             backwards = [self.node(size), rotate_back, *backwards]
+        if self.across:
+            out, *of_ranks = self.across.attend(saved)
+            return out, *backwards, *of_ranks
         logsumexp, out = self.new(self.wide * self.shape.num_heads // self.tp), self.new(self.x // self.tp)
         return out, *backwards, self.node(size, saved, logsumexp, out)
 
@@ -272,7 +281,7 @@ class LiveGPT:
         backwards = accumulate, lookup, mask, lambda gradient: (self.gather(gradient), [], None)
         if not positions:
             return y, *backwards
-        indices, size = self.new(8 * self.shape.context), positions[0].size * self.itemsize
+        indices, size = self.new(8 * self.own), positions[0].size * self.itemsize
         size = size // self.tp if self.slices else size
         summed = self.new(self.between)
         self.temporary(size)

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from itertools import accumulate, pairwise
 
 from lib.cost.live import Backward, Buffer, LiveGPT
+from lib.cost.live_context import Context
 from lib.cost.sizes import Weight
 from lib.pipeline.lower import message_before, message_behind, other_end, proves
 from lib.pipeline.schedules.action import RECVS, SENDS, Action, Op
@@ -22,31 +23,32 @@ def parameter_bytes(plan: Plan, place: int) -> int:
     return sum(bucket.size for bucket in plan.buckets(place)) * plan.itemsize
 
 
-def optimizer_bytes(plan: Plan, place: int, dp_rank: int, tp_rank: int) -> int:
+def optimizer_bytes(plan: Plan, place: int, *ranks: int) -> int:
     """Two moments of Adam for each parameter, or for this rank's shard of it; per tensor or shard a float32 step count.
 
-    With a `master_itemsize` also the shard of the master weights.
+    With a `master_itemsize` also the shard of the master weights. `ranks` as in `Plan.place_in`.
     """
     wide, master = plan.master_itemsize or plan.itemsize, plan.master_itemsize or 0
-    owned = _owned(plan, place, dp_rank, tp_rank)
+    owned = _owned(plan, place, *ranks)
     return sum(2 * wide * sum(pieces) + 4 * len(pieces) + master * share for share, pieces in owned)
 
 
-def _owned(plan: Plan, place: int, dp_rank: int, tp_rank: int) -> Iterator[tuple[int, list[int]]]:
+def _owned(plan: Plan, place: int, *ranks: int) -> Iterator[tuple[int, list[int]]]:
     """For each bucket the elements of this rank: in all, with the padding of a shard, and of each parameter."""
     for bucket in plan.buckets(place):
         share = bucket.size // bucket.shards
-        first = share * (plan.place_in(bucket, place, dp_rank, tp_rank) % bucket.shards)
+        first = share * (plan.place_in(bucket, place, *ranks) % bucket.shards)
         ends = accumulate((weight.size for weight in bucket.weights), initial=0)
         pieces = [min(end, first + share) - max(start, first) for start, end in pairwise(ends)]
         yield share, [elements for elements in pieces if elements > 0]
 
 
-def step_memory(plan: Plan, place: int = 0, dp_rank: int = 0, tp_rank: int = 0) -> dict[str, int]:
+def step_memory(plan: Plan, place: int = 0, dp_rank: int = 0, tp_rank: int = 0, cp_rank: int = 0) -> dict[str, int]:
     """The peak of each kind and of the total in one step of a rank; the peaks may be at different times."""
-    state = {"parameter": parameter_bytes(plan, place), "optimizer": optimizer_bytes(plan, place, dp_rank, tp_rank)}
-    walk = _Walk(plan, place)
-    walk.run(_owned(plan, place, dp_rank, tp_rank))
+    ranks = dp_rank, tp_rank, cp_rank
+    state = {"parameter": parameter_bytes(plan, place), "optimizer": optimizer_bytes(plan, place, *ranks)}
+    walk = _Walk(plan, place, cp_rank)
+    walk.run(_owned(plan, place, *ranks))
     total = walk.total + sum(state.values())
     return state | {"gradient": walk.gradient, "activation": walk.activation, "total": total}
 
@@ -65,17 +67,20 @@ def not_counted(plan: Plan) -> list[str]:
 class _Walk:
     """A step of one rank, and the tensors that live between its actions."""
 
-    def __init__(self, plan: Plan, place: int) -> None:
+    def __init__(self, plan: Plan, place: int, cp_rank: int) -> None:
         layout = plan.layout
         self.plan, self.row = plan, plan.schedule.actions[place]
         self.sums = _Sums(plan, place)
         self.activation = self.gradient = self.total = 0
         tied = layout.num_stages == 1 and plan.shape.tied
         sizes = plan.shape, plan.rows, plan.itemsize
-        self.model = LiveGPT(self.see, self.gradient_made, *sizes, layout.tp, layout.sequence_parallel, tied)
+        context = Context(layout.cp, cp_rank, layout.attention, layout.token_order)
+        self.model = LiveGPT(self.see, self.gradient_made, *sizes, layout.tp, layout.sequence_parallel, tied, context)
         # The text, the full batch and its targets, the indices of the sequences of this rank, a loss per microbatch.
         tokens, rows = plan.global_batch * plan.shape.context, plan.global_batch // layout.dp
         self.data = self.model.new(plan.corpus_bytes + 16 * tokens + 8 * rows + 8 * layout.microbatches + 16)
+        # Of the sequences of this rank, the tokens that it takes, and their targets: until the optimizer's step.
+        self.taken: Buffer | None = self.model.new(16 * rows * plan.own.context * (layout.cp > 1))
         self.outputs: dict[tuple[int, int], Buffer] = {}  # by stage and microbatch
         self.gradients: dict[tuple[int, int], Buffer] = {}  # of outputs
         self.backwards: dict[tuple[int, int], list[Backward]] = {}
@@ -99,6 +104,7 @@ class _Walk:
                     self.sums.close(stage)
                 self.compute(action)
         self.sums.finish()
+        self.taken = None
         self.optimizer_step(owned)
 
     def see(self) -> None:
@@ -115,6 +121,7 @@ class _Walk:
         bucket = max(0, on_its_way - before - size)
         self.activation = max(self.activation, waits - size + bucket)
         self.gradient = max(self.gradient, on_its_way)
+        self.total = max(self.total, waits - size + on_its_way)
 
     def compute(self, action: Action) -> None:
         stage, op, microbatch = action

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from lib.cost.comm import block_calls, embed_calls, head_calls, wire_bytes
+from lib.cost.comm import attention_calls, block_calls, embed_calls, head_calls, wire_bytes
 from lib.cost.sizes import (
     BUCKET_BYTES,
     ModelShape,
@@ -33,7 +33,8 @@ from lib.pipeline.simulate import Costs, Timeline, simulate
 if TYPE_CHECKING:
     from lib.model import GPTConfig
 
-AXES = "dp", "pp", "tp"  # for which there are formulas here of memory and messages
+AXES = "dp", "pp", "cp", "tp"  # for which there are formulas here of memory and messages
+TOKENS = "dp", "cp"  # axes whose ranks have different tokens, so that gradients are sums over both
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,11 @@ class Plan:
     @cached_property
     def shape(self) -> ModelShape:
         return ModelShape.of(self.model)
+
+    @cached_property
+    def own(self) -> ModelShape:
+        """The shape whose context is the tokens that a rank has of each sequence."""
+        return replace(self.shape, context=self.shape.context // self.layout.cp)
 
     @property
     def rows(self) -> int:
@@ -129,15 +135,16 @@ class Plan:
     def _sum_over(self, weight: Weight) -> tuple[tuple[str, ...], int]:
         """Axes and number of ranks over which a gradient is summed."""
         layout, rank_of = self.layout, self.schedule.rank_of
+        ranks = layout.dp * layout.cp
         if self.shape.tied and weight.name == "embed.token.weight" and rank_of[0] != rank_of[-1]:
-            return ("dp", "pp"), 2 * layout.dp  # the first and the last stage share it from different ranks
+            return (*TOKENS, "pp"), 2 * ranks  # the first and the last stage share it from different ranks
         if layout.sequence_parallel and weight.whole:
-            return ("dp", "tp"), layout.dp * layout.tp  # each of t ranks holds it in full
-        return ("dp",), layout.dp
+            return (*TOKENS, "tp"), ranks * layout.tp  # each of t ranks holds it in full
+        return TOKENS, ranks
 
-    def place_in(self, bucket: Bucketful, place: int, dp_rank: int, tp_rank: int) -> int:
+    def place_in(self, bucket: Bucketful, place: int, dp_rank: int, tp_rank: int, cp_rank: int) -> int:
         """The number of a rank among the ranks that shard a bucket."""
-        here, number = {"dp": dp_rank, "tp": tp_rank, "pp": int(place > 0)}, 0
+        here, number = {"dp": dp_rank, "cp": cp_rank, "tp": tp_rank, "pp": int(place > 0)}, 0
         for axis, size in self.layout.sizes.items():
             if axis in bucket.axes:
                 number = number * (2 if axis == "pp" else size) + here[axis]
@@ -201,9 +208,9 @@ Sends = Iterator[tuple[str, str, int, float, int]]  # kind, axis, ranks of the g
 
 
 def step_traffic(plan: Plan, place: int) -> Traffic:
-    """All that a rank at this place in the pipeline sends in a step, by cause; ranks along d and t send the same."""
+    """All that a rank at this place in the pipeline sends in a step, by cause; ranks along d, c and t send the same."""
     total: Traffic = {}
-    for cause in (_layer_sends, _message_sends, _gradient_sends, _scalar_sends):
+    for cause in (_layer_sends, _context_sends, _message_sends, _gradient_sends, _scalar_sends):
         for kind, axis, n, payload, calls in cause(plan, place):
             if n > 1 and calls:  # a group of one sends nothing
                 before = total.get((kind, axis), (0, 0.0))
@@ -216,7 +223,7 @@ def _layer_sends(plan: Plan, place: int) -> Sends:
 
     Column layers gather their input again for a full backward, and keep it for a backward that is split into I and W.
     """
-    layout, sizes = plan.layout, (plan.shape, plan.rows, plan.itemsize)
+    layout, sizes = plan.layout, (plan.own, plan.rows, plan.itemsize)
     slices = {"sequence_parallel": layout.sequence_parallel}
     for stage in plan.schedule.stages_on(place):
         halves = sum(of == stage for of, _ in plan.schedule.in_halves)
@@ -231,10 +238,20 @@ def _layer_sends(plan: Plan, place: int) -> Sends:
                 yield kind, "tp", layout.tp, payload, microbatches * n
 
 
+def _context_sends(plan: Plan, place: int) -> Sends:
+    """Of attention across context-parallel ranks, in each block for each microbatch."""
+    layout = plan.layout
+    sizes = plan.shape, plan.rows, plan.itemsize, layout.tp, layout.cp
+    stages = plan.schedule.stages_on(place)
+    blocks = sum(layer < plan.shape.num_layers for stage in stages for layer in plan.layers[stage])
+    for (kind, payload), n in attention_calls(*sizes, layout.attention, layout.recompute).items():
+        yield kind, "cp", layout.cp, payload, layout.microbatches * blocks * n
+
+
 def _message_sends(plan: Plan, place: int) -> Sends:
     """Between stages: bsh per boundary, direction, microbatch; bsh/t with sequence parallelism. Receives are free."""
     slices = plan.layout.tp if plan.layout.sequence_parallel else 1
-    payload = plan.rows * plan.shape.context // slices * plan.shape.d_model * plan.itemsize
+    payload = plan.rows * plan.own.context // slices * plan.shape.d_model * plan.itemsize
     for kind, ops in (("send", SENDS), ("recv", RECVS)):
         calls = sum(action.op in ops for action in plan.schedule.actions[place])
         yield kind, "pp", plan.layout.pp, payload, calls
@@ -279,7 +296,7 @@ def _scalar_sends(plan: Plan, place: int) -> Sends:
     """In float64: m losses over the pipeline, one over replicas; for clipping a norm over a replica or all ranks."""
     layout = plan.layout
     yield "broadcast", "pp", layout.pp, 8 * layout.microbatches, 1
-    yield "all_reduce", "dp", layout.dp, 8, 1
+    yield "all_reduce", plan.axis(*TOKENS), layout.dp * layout.cp, 8, 1
     over = ("world", layout.num_ranks) if layout.zero else (plan.axis("pp", "tp"), layout.pp * layout.tp)
     yield "all_reduce", *over, 8, 1
 
@@ -288,7 +305,8 @@ def bytes_out_of_a_node(plan: Plan, ranks_per_node: int) -> dict[tuple[str, str]
     """(kind, axis) → bytes per step that leave the node that sends most of it, and that its network card carries.
 
     Consecutive ranks share a node. A collective is a ring in the order of ranks, as in gloo: a rank sends out of its
-    node if the next rank is on another. With t ranks on two nodes that is one rank of each node, not t/2 of them.
+    node if the next rank is on another. With t ranks on two nodes that is one rank of each node, not t/2 of them. Only
+    an all-to-all has no ring: each rank sends as much to each.
     """
     sent_of = [step_traffic(plan, place) for place in range(plan.layout.pp)]
     most = {}
@@ -298,7 +316,11 @@ def bytes_out_of_a_node(plan: Plan, ranks_per_node: int) -> dict[tuple[str, str]
             ring = [rank for rank in group if key in sent_of[plan.place(rank)]]
             for rank, after in zip(ring, ring[1:] + ring[:1], strict=True):
                 calls, sent = sent_of[plan.place(rank)][key]
-                to = _receivers(plan, rank, group) if key[0] == "send" else {after: calls}
+                to: dict[int, float] = {after: calls}
+                if key[0] == "send":
+                    to = _receivers(plan, rank, group)
+                elif key[0] == "all_to_all":
+                    to = {other: calls / (len(ring) - 1) for other in ring if other != rank}
                 node = rank // ranks_per_node
                 out[node] += sent / calls * sum(n for other, n in to.items() if other // ranks_per_node != node)
         most[key] = max(out.values(), default=0.0)

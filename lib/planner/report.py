@@ -169,9 +169,12 @@ def _axes(shape: ModelShape, batch: int, sizes: dict, schedule: str, m: int, lay
 
 def report_of_plan(plan: Plan, ranks_per_node: int) -> Report:
     """The exact bytes of a run of this library, and its messages."""
-    layout, places = plan.layout, []
+    layout, places, differ = plan.layout, [], False
     for place in range(layout.pp):
-        held, ranks = step_memory(plan, place), [r for r in range(layout.num_ranks) if plan.place(r) == place]
+        of_ranks = [step_memory(plan, place, cp_rank=rank) for rank in range(layout.cp)]
+        held = max(of_ranks, key=lambda one: one["total"])
+        ranks = [r for r in range(layout.num_ranks) if plan.place(r) == place]
+        differ |= len({one["activation"] for one in of_ranks}) > 1
         steps = ((op == Op.F) - (op in (Op.B, Op.W)) for _, op, _ in plan.schedule.actions[place])
         places.append(
             {
@@ -184,6 +187,11 @@ def report_of_plan(plan: Plan, ranks_per_node: int) -> Report:
         )
     words = _axes(plan.shape, plan.global_batch, layout.sizes, plan.schedule.name, layout.microbatches, layout)
     notes, waits = [f"not exact: {left_out}" for left_out in not_counted(plan)], []
+    if layout.cp > 1:
+        tokens = f"{plan.own.context} of {plan.shape.context} tokens of each sequence, {layout.token_order}"
+        words.insert(3, f"cp {layout.cp}: {tokens}; attention by {layout.attention}")
+    if differ:
+        notes.insert(0, f"the {layout.cp} cp ranks attend to different numbers of keys: these bytes are the most")
     if layout.pp > 1:
         waits, (bubble, equal) = gantt(plan.timeline).splitlines(), step_bubble(plan)
         if len(waits) > MOST_GANTT_ROWS or max(map(len, waits)) > WIDTH:

@@ -18,7 +18,8 @@ import torch
 
 from lib.checkpoint.settings import Checkpoints
 from lib.cost.sizes import BUCKET_BYTES, RECOMPUTE, ZERO_STAGES
-from lib.layout import SCHEDULES, Layout, whole_number
+from lib.cost.token_orders import TOKEN_ORDERS
+from lib.layout import ATTENTION, SCHEDULES, Layout, whole_number
 from lib.model import GPTConfig
 from lib.training.text import TOKENS, Text
 
@@ -112,6 +113,8 @@ CHOICES = {
     "schedule": list(SCHEDULES),
     "zero": ZERO_STAGES,
     "recompute": RECOMPUTE,
+    "attention": ATTENTION,
+    "token_order": TOKEN_ORDERS,
     "tokens": list(TOKENS),
     "dtype": list(DTYPES),
     "compute_dtype": list(COMPUTE_DTYPES),

@@ -173,6 +173,15 @@ JOURNEYS = [
             {"dp": 2, "zero": 3},
         ],
     ),
+    (
+        TINY,
+        [
+            {"cp": 2, "attention": "ring", "token_order": "zigzag", "zero": 1},
+            {},
+            {"cp": 2, "tp": 2, "attention": "ulysses", "zero": 2},
+            {"dp": 2, "cp": 2, "token_order": "striped", "zero": 3},
+        ],
+    ),
 ]
 
 
@@ -231,7 +240,9 @@ def test_to_the_last_bit_in_the_same_layout(layout, more, tmp_path):
 
 
 @pytest.mark.thorough("many layouts", keep=1)
-@pytest.mark.parametrize("layout", [{}, {"dp": 2, "zero": 1}, {"dp": 2, "tp": 2}, {"pp": 2}, {"dp": 3, "zero": 3}])
+@pytest.mark.parametrize(
+    "layout", [{}, {"dp": 2, "zero": 1}, {"cp": 2}, {"dp": 2, "tp": 2}, {"pp": 2}, {"dp": 3, "zero": 3}]
+)
 def test_as_large_as_the_formula_whatever_the_layout(layout, tmp_path):
     config = dataclasses.replace(on(steps=1, **layout), validate_every=0, dtype="float32")
     trained(config, Checkpoints(str(tmp_path)))

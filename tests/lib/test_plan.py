@@ -71,7 +71,7 @@ def on_meshes(world, cells, model, rows, watch, dtype):
     torch.set_num_threads(1)
     meshes, seen, tokens = {}, [], data.load().train
     for layout in cells:
-        degrees = layout.dp, layout.pp, layout.tp, layout.order
+        degrees = tuple(layout.sizes.items())
         if degrees not in meshes:
             meshes[degrees] = Mesh(MeshShape(**layout.sizes), world)
         config = TrainConfig(
@@ -167,7 +167,7 @@ def off(layout, rank, seen, model=SMALL, rows=2):
     corpus = data.load().train.untyped_storage().nbytes()
     plan = Plan(model, layout, rows_of(layout, rows), bucket_bytes=BUCKET_BYTES, corpus_bytes=corpus)
     here = places(layout, rank)
-    predicted = step_memory(plan, here["pp"], here["dp"], here["tp"])
+    predicted = step_memory(plan, here["pp"], here["dp"], here["tp"], here.get("cp", 0))
     message = rows * model.context * model.d_model * 4 if layout.tp > 1 else 0  # that gloo's threads may still hold
     found = {
         kind: (predicted[kind], seen[kind]) for kind in ("parameter", "optimizer") if predicted[kind] != seen[kind]

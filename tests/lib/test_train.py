@@ -228,6 +228,24 @@ def test_a_layout_certifies_itself_from_the_terminal(capsys, monkeypatch):
     assert left.value.code == 1 and "gradient 1e-09" in capsys.readouterr().out
 
 
+@pytest.mark.thorough("five runs, of two processes or one")
+def test_context_parallelism_from_the_terminal(tmp_path, capsys):
+    """As one process: it trains, is certified, resumes in a different layout, and is read from a file."""
+    cp, place, losses = "--cp 2 --attention ring --token-order zigzag", str(tmp_path / "runs"), []
+    with pytest.raises(SystemExit) as left:
+        main([*FLAGS.split(), *cp.split(), "--certify"])
+    assert left.value.code == 0
+    capsys.readouterr()
+    main([*FLAGS.split(), *cp.split(), "--save-config"])
+    file, report = tmp_path / "run.toml", tmp_path / "report.json"
+    file.write_text(capsys.readouterr().out, encoding="utf-8")
+    for flags in (f"--config {file} --steps 2 --checkpoint {place}", f"--checkpoint {place} --resume auto", ""):
+        main([*(FLAGS.split() if "config" not in flags else ()), *flags.split(), "--report", str(report)])
+        losses.append(json.loads(report.read_text(encoding="utf-8"))["losses"])
+    assert len(losses[0]) == 2 < len(losses[2]) and losses[1] == pytest.approx(losses[2], rel=1e-9)
+    assert losses[0] == pytest.approx(losses[2][:2], rel=1e-9)
+
+
 def test_a_report_of_one_process_without_validation(tmp_path, capsys):
     report = tmp_path / "report.json"
     main([*FLAGS.split(), "--steps", "1", "--validate-every", "0", "--report", str(report)])
