@@ -9,6 +9,7 @@ from itertools import product
 import cloudpickle
 import pytest
 import torch
+from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from book.trials.context_mistakes import CONTEXT_MISTAKES
@@ -20,8 +21,11 @@ from lib.context_parallel.tokens import by_ranks, in_sequence, take_tokens
 from lib.cost.token_orders import TOKEN_ORDERS, blocks_of, causal_pairs, tokens_of_rank
 from lib.lab.certificate import certify
 from lib.layout import Layout
-from lib.mesh import Group
-from lib.model import GPTConfig
+from lib.mesh import Group, Mesh, MeshShape
+from lib.model import GPT, GPTConfig, Heads
+from lib.parallel import assemble, parallelize
+from lib.tensor_parallel.custom_layers import check_tokenwise
+from lib.tensor_parallel.sequence import mark_partial
 from tests.lib.sharding import serial
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -341,6 +345,57 @@ def test_every_pair_of_options_is_the_same_training(ranks, config, say):
     found = run(certified, ranks, which, config, timeout_s=300)[0]
     say(f"{len(which)} layouts of {ranks} ranks: gradient {max(apart.gradient for apart in found):.1g}")
     assert not [(layout, apart) for layout, apart in zip(which, found, strict=True) if not apart.holds()]
+
+
+class OwnNorm(nn.Module):
+    def forward(self, x):
+        return x - x.mean(-1, keepdim=True)
+
+
+class Looking(Heads):
+    def attention(self, q, k, v):
+        return super().attention(q, k, v)
+
+
+def test_a_layer_that_may_mix_tokens_is_refused():
+    def changed(change):
+        model = GPT(CONFIG)
+        change(model.blocks[1])
+        return model
+
+    def marked(block):
+        block.norm1 = OwnNorm()
+        mark_partial(block.norm1)
+
+    check_tokenwise(GPT(CONFIG))
+    check_tokenwise(GPT(LLAMA))
+    check_tokenwise(changed(marked))
+    check_tokenwise(changed(lambda block: setattr(block.mlp, "act", nn.ReLU())))
+    check_tokenwise(changed(lambda block: setattr(block, "norm2", nn.Identity())))
+    wrong = {
+        "blocks.1.norm1 .OwnNorm. would get some tokens": lambda block: setattr(block, "norm1", OwnNorm()),
+        "blocks.1.attention .Attention with its own heads": lambda block: setattr(
+            block.attention, "heads", Looking(block.attention.heads.widths, 2)
+        ),
+        "mixes the tokens of a sequence": lambda block: setattr(block.mlp, "act", lambda x: x.cumsum(1)),
+    }
+    for says, change in wrong.items():
+        with pytest.raises(ValueError, match=says):
+            check_tokenwise(changed(change))
+
+
+def refuses_own_models(world):
+    mesh = Mesh(MeshShape(**Layout(cp=2).sizes), world)
+    with pytest.raises(ValueError, match="cp=2 is for a GPT"):
+        assemble(nn.Linear(4, 4), mesh, Layout(cp=2), torch.optim.AdamW, loss=lambda targets: None)
+    model = GPT(CONFIG)
+    model.blocks[0].norm1 = OwnNorm()
+    with pytest.raises(ValueError, match="would get some tokens of each sequence"):
+        parallelize(model, mesh, Layout(cp=2), torch.optim.AdamW)
+
+
+def test_what_is_not_a_gpt_is_refused():
+    run(refuses_own_models, 2)
 
 
 def of_three_ranks(world):
