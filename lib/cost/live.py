@@ -17,23 +17,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from lib.cost.buffer import Backward, Buffer
 from lib.cost.live_context import ALONE, Across, Context
 from lib.cost.sizes import ModelShape, Weight, block_layers, embed_weights, head_weights, qkv_width
-
-# From an output gradient to the input gradient, weights, and the buffer of their gradients.
-Backward = Callable[[Any], tuple[Any, list[Weight], "Buffer | None"]]
-
-
-class Buffer:
-    """Bytes of a model, until the last reference to them is gone."""
-
-    def __init__(self, owner: LiveGPT, size: int) -> None:
-        self.owner, self.size = owner, size
-        owner.live += size
-        owner.seen()
-
-    def __del__(self) -> None:
-        self.owner.live -= self.size
 
 
 class LiveGPT:

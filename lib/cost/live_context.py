@@ -12,12 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Any, NamedTuple
 
+from lib.cost.buffer import Backward, Buffer
 from lib.cost.token_orders import AttentionBlock, blocks_of, tokens_of_rank
-
-if TYPE_CHECKING:
-    from lib.cost.live import Backward, Buffer, LiveGPT
 
 
 class Context(NamedTuple):
@@ -44,7 +42,7 @@ class _Part(NamedTuple):
 class Across:
     """Attention across ranks, in the buffers of `model`. Each way returns its output, and its backwards."""
 
-    model: LiveGPT
+    model: Any  # a `LiveGPT`
     context: Context
     rows: int
     heads: int

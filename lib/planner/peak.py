@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from itertools import accumulate, pairwise
 
-from lib.cost.live import Backward, Buffer, LiveGPT
+from lib.cost.buffer import Backward, Buffer
+from lib.cost.live import LiveGPT
 from lib.cost.live_context import Context
 from lib.cost.sizes import Weight
 from lib.pipeline.lower import message_before, message_behind, other_end, proves
@@ -57,6 +58,9 @@ def not_counted(plan: Plan) -> list[str]:
     """Bytes of this run that `step_memory` omits: then activations, and with zero=3 all kinds, are not exact."""
     left_out = {
         "zero=3 shards parameters and gradients; the counts here are unsharded": plan.layout.zero == 3,
+        f"schedule={plan.layout.schedule} with zero=2: gradients of W are on their way longer": (
+            plan.layout.zero == 2 and bool(plan.schedule.in_halves)
+        ),
         f"recompute={plan.layout.recompute} keeps less": plan.layout.recompute != "none",
         "dropout keeps masks, and scores of attention": plan.model.dropout,
         "documents in a row keep a mask of attention": plan.model.document_end is not None,

@@ -410,6 +410,6 @@ class WithExperts(Layout):
 
 def test_an_axis_that_a_plan_does_not_know_is_refused():
     with pytest.raises(
-        ValueError, match="a plan knows what ranks along dp, pp, tp hold and send, and nothing of ep=2"
+        ValueError, match="a plan knows what ranks along dp, pp, cp, tp hold and send, and nothing of ep=2"
     ):
         Plan(SMALL, WithExperts(dp=2), 2)
