@@ -10,10 +10,11 @@ from course.check.listen import listen
 from lib import comm
 from lib.context_parallel.ring import ring_attention
 
-ROWS, HEADS, CHUNK, WIDTH = 2, 2, 2, 4  # CHUNK tokens, of which a rank has two
+ROWS, HEADS, CHUNK, WIDTH = 2, 2, 2, 4  # too few heads to exchange; CHUNK tokens, of which a rank has two
 SENT, TO = "bytes sent", "sent to"
 NEXT, ALL, SEVERAL = "one neighbour", "all ranks at once", "several ranks"
 FACTS = {SENT: AS_NEEDED, TO: NEXT}
+HOPS = ("shift", "all_to_all", "barrier")  # an all-to-all may send all to one rank, as a shift does
 
 
 def inputs(generator, n):
@@ -23,10 +24,10 @@ def inputs(generator, n):
 def body(answer, group, given):
     heard, (q, k, v) = listen(), given.values()
     y = answer(q, k, v, group)
-    hops = (group.size - 1) * (k.nbytes + v.nbytes)
-    found = {"y": y, SENT: heard.calls_if_more(group.size, 1.1 * hops)}
+    a_hop = 1.1 * (k.nbytes + v.nbytes)  # the places may go along
+    found = {"y": y, SENT: heard.calls_if_more(group.size, (group.size - 1) * a_hop)}
     peers = {to for to, _ in heard.sent}
-    if any(call not in ("shift", "barrier") for call, _ in heard.calls):
+    if any(call not in HOPS or n_bytes > a_hop for call, n_bytes in heard.calls):
         return found | {TO: ALL}
     return found | {TO: NEXT if len(peers) < 2 else SEVERAL}
 
@@ -199,6 +200,18 @@ if step < n - 1: => if True:
 by_gathering
     The result is right, and the keys of all ranks were here at once: that is the gather.
         Send to one neighbour, and keep one block at a time.
+"""
+
+EQUIVALENT = """
+chunks = (rank, 2 * n - 1 - rank) => chunks = (rank, (2 * (2 * n - 1 - rank)))
+or chunks = (rank, 2 * n - 1 - rank) => chunks = (rank, (100 * (2 * n - 1 - rank)))
+or return torch.cat([ => return (2 * (torch.cat([
+size for c in chunks]) => size for c in chunks])))
+or return torch.cat([ => return (100 * (torch.cat([
+size for c in chunks]) => size for c in chunks])))
+or torch.arange(size) + c * size for c in chunks => (2 * (torch.arange(size) + c * size)) for c in chunks
+or torch.arange(size) + c * size for c in chunks => (100 * (torch.arange(size) + c * size)) for c in chunks
+    Places are compared, and nothing but their order counts.
 """
 
 EXERCISE = exercise(globals(), points=3, right=(zigzag_ring, by_halves, by_the_library))
