@@ -1,0 +1,174 @@
+"""17.4: the bytes that a rank sends in attention, forward and backward, as a run counts them."""
+
+import torch
+
+from course.check.compare import SEEN
+from course.check.edits import exercise
+from course.check.exercise import kind, several, whole
+from course.check.listen import listen
+from lib.context_parallel.attention import gather_attention, ulysses_attention
+from lib.context_parallel.ring import ring_attention
+
+WAYS = {"gather": gather_attention, "ring": ring_attention, "ulysses": ulysses_attention}
+HEADS = (
+    (12, 12),
+    (24, 12),
+    (12, 3),
+    (12, 1),
+)  # of queries, of keys and values: those that a number of ranks can share
+WHATS = ("forward", "backward")
+
+
+def inputs(generator, n):
+    """Sizes in which no two letters are alike. The judge's formula says what is right, and the run counts as well."""
+    cases = []
+    for heads, kv_heads in HEADS:
+        if kv_heads % n and n % kv_heads:
+            kv_heads = n // 2
+        rows, tokens, width = whole(generator, 1, 4), n * whole(generator, 5, 8), 2 * whole(generator, 4, 8)
+        cases.append((rows, tokens, heads, kv_heads, width))
+    return [{"cases": cases}] * n
+
+
+def body(answer, group, given):
+    found, lines = {}, [f"A run on {group.size} ranks counted, forward and backward:"]
+    for case in given["cases"]:
+        for way in WAYS:
+            title = named(way, group.size, case)
+            result = answer(way, group.size, *case)
+            found[f"{title}: what was returned"] = kind(result)
+            found |= {f"{title}: {what}": x for what, x in zip(WHATS, several(result, 2), strict=True)}
+            counted = [f"{n_bytes:,.0f}" for n_bytes in counted_bytes(way, group, *case)]
+            found |= {f"{title}: counted {what}": x for what, x in zip(WHATS, counted, strict=True)}
+            lines.append(f"  {title}: {' and '.join(counted)}")
+    return found | {SEEN: "\n".join(lines)}
+
+
+def named(way, n, case):
+    sizes = zip(("n", "rows", "T", "H", "K", "E"), (n, *case), strict=True)
+    return f"{way}, {', '.join(f'{letter} = {size}' for letter, size in sizes)}"
+
+
+def counted_bytes(way, group, rows, tokens, heads, kv_heads, width):
+    """The messages of a run in float32."""
+    t = tokens // group.size
+    leaves = [torch.randn(rows, h, t, width, requires_grad=True) for h in (heads, kv_heads, kv_heads)]
+    heard = listen()
+    y = WAYS[way](*leaves, group)
+    forward = heard.sent_bytes(group.size)
+    heard.forget()
+    y.backward(torch.ones_like(y))
+    return forward, heard.sent_bytes(group.size)
+
+
+def reference(given):
+    n, found = len(given), {}
+    for case in given[0]["cases"]:
+        for way in WAYS:
+            title = named(way, n, case)
+            both = right_bytes(way, n, *case)
+            found |= {f"{title}: what was returned": "2 results"}
+            found |= {f"{title}: {what}": float(x) for what, x in zip(WHATS, both, strict=True)}
+            found |= {f"{title}: counted {what}": f"{x:,.0f}" for what, x in zip(WHATS, both, strict=True)}
+    return [found] * n
+
+
+def right_bytes(way, n, rows, tokens, heads, kv_heads, width):
+    """In messages: each of n - 1 neighbours gets a tensor of so many heads and tokens."""
+    t, head_token = tokens // n, 4 * rows * width
+    of_kv = 2 * kv_heads * t * head_token
+    if way == "ulysses":
+        each = 2 * (heads + max(kv_heads, n)) // n * t * head_token
+        return (n - 1) * each, (n - 1) * each
+    return (n - 1) * of_kv, (n - 1) * of_kv * (2 if way == "ring" else 1)
+
+
+def predict_sent(way, n, rows, tokens, heads, kv_heads, width):
+    element_bytes = 4
+    a_head = rows * (tokens / n) * width * element_bytes
+    if way == "ulysses":
+        copied = max(kv_heads, n)
+        exchanged = 2 * (heads + copied) * a_head * (n - 1) / n
+        return exchanged, exchanged
+    forward = 2 * kv_heads * a_head * (n - 1)
+    return forward, forward * (2 if way == "ring" else 1)
+
+
+def in_units(way, n, rows, tokens, heads, kv_heads, width):
+    """By the table of the chapter: g and x, whole numbers at the end, in a list."""
+    x = 4 * rows * tokens * heads * width
+    g = kv_heads / heads if way != "ulysses" or kv_heads >= n else n / heads
+    forward, backward = {
+        "gather": (2 * g * (n - 1) / n, 2 * g * (n - 1) / n),
+        "ring": (2 * g * (n - 1) / n, 4 * g * (n - 1) / n),
+        "ulysses": [2 * (1 + g) * (n - 1) / n**2] * 2,
+    }[way]
+    return [round(forward * x), round(backward * x)]
+
+
+MISTAKES = """
+return forward, forward * (2 if way == "ring" else 1) => return forward, forward
+    Your ring's backward sends as much as its forward. The keys and values go around again, because nobody has kept
+    them, and with each block travels its gradient.
+        Count both: twice as much as forward.
+return forward, forward * (2 if way == "ring" else 1) => return forward, forward * 2
+    Your gather's backward sends twice what its forward does. The gathered keys and values are still there, and their
+    gradients need one reduce-scatter.
+        It sends as much as the gather. (An all-reduce would send twice as much.)
+return forward, forward * (2 if way == "ring" else 1) => return forward, forward * (3 if way == "ring" else 1)
+    Your backward of the ring has three rounds. Three are those of both directions together.
+        Return forward and backward apart: one round, then two.
+a_head = rows * (tokens / n) * width * element_bytes => a_head = rows * tokens * width * element_bytes
+    You count keys and values of the full sequence in each message. A rank sends those of T/n tokens at a time.
+        Divide the tokens by n.
+forward = 2 * kv_heads * a_head * (n - 1) => forward = 2 * kv_heads * a_head * n
+    You count n messages of keys and values. A rank's own are there already.
+        n - 1 blocks arrive, and n - 1 are sent on.
+forward = 2 * kv_heads * a_head * (n - 1) => forward = 2 * kv_heads * a_head * (n - 1) / n
+    For the ring and the gather you count n times too little: a rank sends its block, or one of a neighbour, n - 1
+    times, and not a fraction of it.
+        The factor (n - 1)/n belongs to the keys and values of the full sequence.
+forward = 2 * kv_heads * a_head * (n - 1) => forward = 2 * heads * a_head * (n - 1)
+    For the ring and the gather you count a head of keys for each query head.
+        Only K heads travel, however many queries share one.
+forward = 2 * kv_heads * a_head * (n - 1) => forward = kv_heads * a_head * (n - 1)
+    For the ring and the gather you count keys or values.
+        Both travel: factor 2.
+copied = max(kv_heads, n) => copied = kv_heads
+    With fewer heads of keys than ranks, Ulysses cannot give each rank one. You count K of them.
+        They are copied until there are n, and the copies are sent as well: max(K, n).
+copied = max(kv_heads, n) => copied = heads if kv_heads < n else kv_heads
+    With fewer heads of keys than ranks you copy them for every query head.
+        Each rank needs one head: n are enough.
+copied = max(kv_heads, n) => copied = heads
+    For Ulysses you count as many heads of keys as of queries.
+        Grouped heads are exchanged as they are, and copied only if there are fewer than ranks: max(K, n).
+exchanged = 2 * (heads + copied) * a_head * (n - 1) / n => exchanged = 2 * (heads + copied) * a_head * (n - 1)
+    Your all-to-all sends n times too much: all heads to each neighbour.
+        Each of the n - 1 neighbours gets 1/n of the heads of this rank's tokens.
+exchanged = 2 * (heads + copied) * a_head * (n - 1) / n => exchanged = 2 * (heads + copied) * a_head
+    Your all-to-all sends everything away. One part in n stays: a rank keeps its own heads of its own tokens.
+        Multiply by (n - 1)/n.
+exchanged = 2 * (heads + copied) * a_head * (n - 1) / n => exchanged = (heads + 2 * copied) * a_head * (n - 1) / n
+    Ulysses has four exchanges in forward, and you count three: queries, keys and values.
+        The output goes back to its tokens: H heads once more.
+exchanged = 2 * (heads + copied) * a_head * (n - 1) / n => exchanged = (2 * heads + copied) * a_head * (n - 1) / n
+    For Ulysses you count keys or values.
+        Both are exchanged: queries, keys, values, output.
+in ulysses: return exchanged, exchanged => return exchanged, 0
+    You have no backward for Ulysses. The gradient of the output is exchanged, and then those of queries, keys and
+    values.
+        Each exchange has one in backward, the reverse.
+element_bytes = 4 => element_bytes = 2
+    You count 2 bytes for an element.
+        The run is in float32: 4 bytes.
+returns sum(result)
+or returns [sum(result), sum(result)]
+    You return forward and backward together.
+        Return two numbers: forward, backward.
+returns result[::-1]
+    Your two numbers are in the reverse order.
+        Return forward first.
+"""
+
+EXERCISE = exercise(globals(), points=2, right=(predict_sent, in_units))
