@@ -13,7 +13,8 @@ from lib.cost.adapters import ADAPTER_RECIPE
 from lib.cost.bubble import kept_by
 from lib.cost.held import state_bytes
 from lib.cost.sizes import OPTIMIZERS, recipe_of_optimizer
-from lib.planner.seconds import block_kept_bytes, keeps_whole_gradients, stage_layers
+from lib.planner.kept_of_block import block_kept_bytes
+from lib.planner.seconds import keeps_whole_gradients, stage_layers
 from lib.planner.training import Layout4D, Training
 
 

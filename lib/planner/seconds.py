@@ -21,8 +21,8 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from lib.cost.bubble import v_wait_s, zero_bubble_wait_s
-from lib.cost.held import activation_bytes
 from lib.cost.sizes import recomputed_weights
+from lib.planner.kept_of_block import block_kept_bytes
 from lib.planner.messages import NONE, AxisWait, Messages, between_stages, hide, of_collective
 from lib.planner.training import Layout4D, Training
 
@@ -261,18 +261,6 @@ def matmul_s(training: Training, flops: float, rows: float, columns: float) -> f
     stack = training.stack
     slower = 1 + stack.half_width / rows + stack.half_width / columns
     return flops * slower / (training.cluster.device.peak_flops * stack.matmul_share)
-
-
-@lru_cache(maxsize=4096)
-def block_kept_bytes(
-    training: Training, tp: int, cp: int, rows: int, slices: bool, recompute: str, every: int = 1
-) -> float:
-    """Bytes of a microbatch that a block keeps for backward; the mean over blocks if not every block is recomputed."""
-    if every > 1:
-        whole, kept = (block_kept_bytes(training, tp, cp, rows, slices, how) for how in ("none", recompute))
-        return whole + (kept - whole) / every
-    fused = {"fused_attention": training.stack.fused_attention, "fused_swiglu": training.stack.fused_swiglu}
-    return activation_bytes(training.model, rows, recompute, tp=tp, sequence_parallel=slices, **fused) / cp
 
 
 @lru_cache(maxsize=4096)
