@@ -127,6 +127,10 @@ STACKS = {
     },
 }
 STACKS["megatron-lm"] = STACKS["megatron"] | {"recipe": RECIPES["mixed Adam, fp32 gradients"]}
+# NeMo of March 2024: fused attention as FSDP's of that year, slower than what came after; calibrated on one row of 128
+# thousand tokens, cp 4. The other eight, up to a million tokens and cp 32, say whether a ring hides.
+STACKS["megatron-2024"] = STACKS["megatron"] | {"attention_share": 0.315}
+CALIBRATED_ATTENTION = {"megatron-2024": "Long H100 Llama 2 7B, 128K"}  # a row of `book/published/long.json`
 STACKS["torchtitan"] = STACKS["fsdp"] | {"library": "torchtitan"}
 STACKS["fsdp-eager"] = STACKS["fsdp"] | {"traffic": 2.0, "fused_swiglu": False, "launch_s": 1.6e-3}
 STACKS["fsdp1-eager"] = STACKS["fsdp-eager"] | {"reduced_bytes": 2, "copied_bytes": 0}

@@ -182,6 +182,7 @@ STACK_OF = dict.fromkeys(("sc21", "korthikanti", "zb"), "megatron-2021") | {
     "llama3": "llama3",
     "mosaic": "fsdp1-eager",
     "bridge": "megatron",
+    "nemo-2024": "megatron-2024",
     "kempner": "kempner-forge",
 }
 RUN_FSDP = {"titan", "ibm", "kempner"}  # publishers who run FSDP, also where nothing is sharded
