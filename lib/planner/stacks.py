@@ -158,12 +158,15 @@ def stack_for(name: str, gpu: str) -> Stack:
 
 
 def stack_name(stack: Stack) -> str:
-    """The name under which a stack is known on some GPU; empty if a setting is changed."""
-    shares = "matmul_share", "attention_share"  # of a GPU
+    """The name under which a stack is known on some GPU; empty if a setting is changed.
+
+    Shares of the peak are of a GPU, unless a stack has its own share of attention.
+    """
     plain = asdict(Stack(0, 0)) | {"recipe": Stack.recipe}
-    mine = {name: getattr(stack, name) for name in plain if name not in shares}
-    of_name = ((name, plain | settings) for name, settings in STACKS.items())
-    return next((name for name, of in of_name if mine == {one: of[one] for one in mine}), "")
+    mine = {name: getattr(stack, name) for name in plain if name != "matmul_share"}
+    of_name = {name: plain | {"attention_share": stack.attention_share} | of for name, of in STACKS.items()}
+    same = [name for name, of in of_name.items() if mine == {one: of[one] for one in mine}]
+    return min(same, key=lambda name: "attention_share" not in STACKS[name], default="")
 
 
 def slower_than_h100(gpu: str) -> float:
