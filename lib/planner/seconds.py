@@ -23,7 +23,7 @@ from typing import NamedTuple
 from lib.cost.bubble import v_wait_s, zero_bubble_wait_s
 from lib.cost.sizes import recomputed_weights
 from lib.planner.context import over_cp
-from lib.planner.kept_of_block import kept_of_own_tokens
+from lib.planner.kept_of_block import block_kept_bytes, kept_of_own_tokens  # noqa: F401 the old place of the first
 from lib.planner.messages import NONE, AxisWait, Messages, between_stages, hide, of_collective
 from lib.planner.training import Layout4D, Training
 
