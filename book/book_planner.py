@@ -27,6 +27,7 @@ from lib.planner.libraries import LIBRARIES
 from lib.planner.training import GPUS, NO_SECONDS, PRESET_MODELS, STACKS, Cluster, Stack, Training, stack_for
 
 SCRIPTS = (
+    "planner_context.js",
     "planner_sizes.js",
     "planner_messages.js",
     "planner_seconds.js",

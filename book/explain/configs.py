@@ -166,6 +166,8 @@ def completed(asked: Asked, own: dict, training: Training, batch: int | None) ->
         raise ValueError(f"{copies} copies of {shards} shards are not dp {dp}: give --gpus, or other shards")
     local = found.get("local", found.get("rows", 1))
     asked.by.update({"rows": asked.by["local"]} if "local" in asked.by and pp == 1 else {})
+    if cp == 1 or found.get("attention") == training.stack.cp_attention:  # files name it without ranks for it
+        found.pop("attention", None)
     layout = {name: found[name] for name in Layout4D._fields if name in found}
     layout |= {"dp": dp, "rows": found.get("rows", local if pp == 1 else 1)}
     layout |= {"zero": found["zero"] if dp * cp > copies else 0}

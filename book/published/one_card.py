@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 from book.published import ONE_H100
 from lib.cost.sizes import LLAMA, ModelShape
-from lib.planner.seconds import block_kept_bytes, block_s
+from lib.planner.kept_of_block import block_kept_bytes
+from lib.planner.seconds import block_s
 from lib.planner.training import GPUS, Cluster, Training, stack_for
 
 

@@ -17,11 +17,12 @@ from book.published import SCALE
 from lib.planner.fp8 import CALIBRATED_IN_8_BIT
 from lib.planner.report import table
 from lib.planner.seconds import Seconds, step_s
-from lib.planner.training import CALIBRATED, stack_of, training_of
+from lib.planner.stacks import CALIBRATED, CALIBRATED_ATTENTION
+from lib.planner.training import stack_of, training_of
 
 PUBLISHERS = {"sc21": "Narayanan", "korthikanti": "Korthikanti", "llama3": "Llama 3", "nemo": "DGX Cloud"}
 PUBLISHERS |= {"mosaic": "MosaicML", "titan": "torchtitan", "ibm": "IBM", "aa": "Aleph Alpha", "zb": "Qi"}
-PUBLISHERS |= {"kempner": "Kempner", "bridge": "Megatron-Bridge"}
+PUBLISHERS |= {"kempner": "Kempner", "bridge": "Megatron-Bridge", "nemo-2024": "NeMo 24.03"}
 NEEDED = "hidden layers heads vocab seq global_batch gpus gpu tp pp dp microbatch step_s".split()
 
 
@@ -88,7 +89,7 @@ def predict(row: Mapping) -> Prediction:
     seconds, stack = step_s(training, layout), row.get("stack", "")
     tflops = training.utilisation(seconds.total) * training.cluster.device.peak_flops / 1e12
     group = row.get("group") or f"{PUBLISHERS.get(stack, stack)} {row['gpu']}".strip()
-    calibrated = {*CALIBRATED.values(), *CALIBRATED_IN_8_BIT.values()}
+    calibrated = {*CALIBRATED.values(), *CALIBRATED_IN_8_BIT.values(), *CALIBRATED_ATTENTION.values()}
     evidence = "calibrated" if row.get("id") in calibrated else row.get("evidence", "in view")
     same = training.model, *layout._replace(dp=0, replicas=0), layout.microbatches(row["global_batch"])
     on = f"{stack_of(row)}, {row['gpu']}" + ", FP8" * bool(row.get("fp8"))

@@ -19,10 +19,11 @@ const planner = (training, limits) => {
     return { layout, seconds: time, waits, memory: held, stepS: sum(time), bytes: sum(held) };
   };
   // What each axis sends in a step, where, and how long, as the command prints it.
-  const sends = ({ layout: { tp, cp, dp }, waits }) => {
+  const sends = ({ layout, waits }) => {
+    const { tp, cp, dp } = layout, swaps = sizes.ofContext.wayOf(layout) === "ulysses";
     const ofAxes = {
       tp: [tp, "activations"],
-      cp: [tp * cp, "keys and values"],
+      cp: [tp * cp, swaps ? "queries, keys, values, results" : "keys and values"],
       dp: [tp * cp * dp, "gradients, parameters"],
       pp: [gpus, "activations, their gradients"],
     };

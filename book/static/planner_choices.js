@@ -21,7 +21,7 @@ const plannerChoices = (of, { axes, ofNode, powers }) => {
             for (const v of stagesPerRank(choices, pp, batch / dp / rows))
               yield {
                 tp, cp, pp, dp, rows, stages_per_rank: v, zero: 0, sequence_parallel: tp > 1, recompute: "none",
-                schedule: "1f1b", replicas: 1, every: 1, loss_chunks: 1,
+                schedule: "1f1b", replicas: 1, every: 1, loss_chunks: 1, attention: "",
               };
         }
   };

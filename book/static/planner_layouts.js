@@ -2,6 +2,7 @@
 
 const plannerLayouts = (of) => {
   const { limits, gpus, perNode, batch, layers, heads, keyHeads, s, hasEvenStages } = of;
+  const { wayOf, ranksShareHeads, headsOfRank } = of.ofContext;
 
   const powers = (most) => upTo(Math.floor(Math.log2(most)) + 1).map((k) => 2 ** (k - 1));
   const mostTp = Math.min(heads, limits.nodes_of_tp * perNode);
@@ -17,6 +18,14 @@ const plannerLayouts = (of) => {
     [({ cp }) => cp > mostCp || !Number.isInteger(Math.log2(cp)),
       ({ cp }) => `A context-parallel rank needs ${many(limits.tokens_of_cp)} tokens of a sequence or more: choose cp ${
         oneOf(powers(mostCp))}, or sequences of ${many(cp * limits.tokens_of_cp)} tokens.`],
+    [({ cp, attention }) => attention && cp === 1,
+      ({ attention }) => `There are no ranks over which attention goes by ${attention}: choose cp 2 or more.`],
+    [(layout) => layout.cp > 1 && wayOf(layout) === "ulysses" && !ranksShareHeads(layout.tp, layout.cp),
+      ({ tp, cp }) => {
+        const [own, ofKeys] = headsOfRank(tp), ways = powers(mostCp).filter((n) => n > 1 && ranksShareHeads(tp, n));
+        return `${own} heads of a tensor-parallel rank, ${ofKeys} of keys and values, cannot be shared by ${
+          cp} ranks of Ulysses: choose ${ways.length ? `cp ${oneOf(ways)}, or a ring` : "a ring"}.`;
+      }],
     [({ tp, cp, pp }) => gpus % (tp * cp * pp),
       ({ tp, cp, pp }) => `${many(gpus)} GPUs do not divide by tp × cp × pp = ${many(tp * cp * pp)}: choose less, or ${
         many(tp * cp * pp)} GPUs.`],
@@ -68,7 +77,8 @@ const plannerLayouts = (of) => {
   const layoutText = (layout) => {
     const { tp, cp, pp, dp, rows, stages_per_rank: v, zero, recompute, every, schedule } = layout;
     const again = recompute !== "none" && `recompute ${recompute}${every > 1 ? `, 1 in ${every}` : ""}`;
-    return [`tp ${tp} · ${cp > 1 ? `cp ${cp} · ` : ""}pp ${pp} · dp ${dp}`, `b ${rows}`, v > 1 && `v ${v}`,
+    const way = layout.attention ? ` ${layout.attention}` : "";
+    return [`tp ${tp} · ${cp > 1 ? `cp ${cp}${way} · ` : ""}pp ${pp} · dp ${dp}`, `b ${rows}`, v > 1 && `v ${v}`,
       zero && `ZeRO-${zero}`, layout.sequence_parallel && "sp", layout.replicas > 1 && `${layout.replicas} copies`,
       again, layout.loss_chunks > 1 && `loss in ${layout.loss_chunks}`, schedule !== "1f1b" && schedule,
     ].filter(Boolean).join(", ");

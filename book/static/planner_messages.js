@@ -59,6 +59,16 @@ const plannerMessages = ({ limits, device, stack, perNode, cached }) => {
       ? { bytes: sent, seconds: ring, latency_s: ofRing }
       : { bytes: sent, seconds: tree, latency_s: ofTree };
   };
+  // Of n pieces of a payload, one for each rank, those that a rank sends, one after the other.
+  const exchange = (payload, ranks, stride) => {
+    if (ranks === 1) return NONE;
+    const onNode = Math.min(ranks, Math.max(1, Math.floor(perNode / stride)));
+    const near = onNode - 1, far = ranks - onNode, piece = payload / ranks, link = linkAmong(onNode);
+    const latency = begin + near * linkStep + far * networkStep;
+    const card = far ? Math.min(link, device.network_Bps * stack.network_share) : Infinity;
+    const longest = Math.max((near * piece) / link, (far * piece) / card);
+    return { bytes: (near + far) * piece, seconds: latency + longest, latency_s: latency };
+  };
   // A message between neighbours of a pipeline where it takes longest; and the seconds of one over all hops.
   const betweenStages = (payload, ranks, stride) => {
     if (ranks === 1) return [NONE, 0];
@@ -69,5 +79,5 @@ const plannerMessages = ({ limits, device, stack, perNode, cached }) => {
     const far = over(networkStep, Math.min(link, device.network_Bps * stack.message_share));
     return [far, out * far.seconds + (ranks - 1 - out) * near.seconds];
   };
-  return { NONE, times, plus, waits, hide, allGather, allReduce, betweenStages };
+  return { NONE, times, plus, waits, hide, allGather, allReduce, exchange, betweenStages };
 };

@@ -2,10 +2,12 @@
 
 const plannerSeconds = (of) => {
   const {
-    limits, model, device, stack, recipe, gpus, perNode, batch, h, layers, vocab, s, ffn, queries, kv, blockWeights,
-    blockParameters, endParameters, cached, stageLayers, keepsWholeGradients, keptOnce, weightsAgain,
+    limits, model, device, stack, recipe, gpus, perNode, batch, h, layers, vocab, s, ffn, queries, blockWeights,
+    blockParameters, endParameters, cached, stageLayers, keepsWholeGradients, keptOfOwnTokens, weightsAgain,
+    ofContext: { overCp },
   } = of;
-  const { NONE, times, plus, waits, hide, allGather, allReduce, betweenStages } = plannerMessages(of);
+  const messages = plannerMessages(of);
+  const { NONE, times, plus, waits, hide, allGather, allReduce, betweenStages } = messages;
   const memoryBps = stack.memory_share * device.memory_Bps;
 
   const matmulS = (flops, rows, columns) => {
@@ -39,7 +41,8 @@ const plannerSeconds = (of) => {
       ofBackward: 1 - forwardS / computationS,
     };
   };
-  const blockOnce = cached((tp, cp, rows, slices, recompute) => {
+  const blockOnce = cached((tp, cp, rows, slices, recompute, way) => {
+    const isEven = stack.balanced_cp || way === "ulysses"; // whose ranks have all tokens
     const full = recompute === "full", fused = stack.fused_attention, tokens = (rows * s) / cp;
     const early = stack.stops_early && ["full", "mlp"].includes(recompute) ? h * ffn : 0;
     const again = weightsAgain(recompute) - early;
@@ -48,24 +51,26 @@ const plannerSeconds = (of) => {
     const scores = ((4 * tokens * s * queries) / tp) * (fused ? 0.5 : 1);
     const passes = (fused ? 3.5 : 3) + (full || (recompute === "selective" && !fused) ? 1 : 0);
     const reached = device.peak_flops * (fused ? stack.attention_share : stack.matmul_share);
-    const attention = ((passes * scores) / reached) * (stack.balanced_cp ? 1 : (2 * cp - 1) / cp);
-    const [whole, kept] = ["none", recompute].map((how) => keptOnce({ tp, cp, rows, sequence_parallel: slices }, how));
+    const attention = ((passes * scores) / reached) * (isEven ? 1 : (2 * cp - 1) / cp);
+    const mine = { tp, cp, rows, sequence_parallel: slices };
+    const [whole, kept] = ["none", recompute].map((how) => keptOfOwnTokens(mine, how));
     const moved = 5 * whole + 2 * (whole - kept);
     const memory = Math.max((stack.traffic * moved) / memoryBps, stack.launch_s - matmuls - attention);
     const forwardS = once + attention / passes + (memory * 2 * whole) / moved; // pauses are where the traffic is
-    const keys = times(allGather((4 * rows * s * kv) / tp, cp, tp), full ? 4 : 3);
-    const overCp = hide(keys, (attention * (cp - 1)) / cp, stack.exposed_cp);
-    const overRanks = overTp(tp, tokens, slices, recompute, matmuls, once);
-    return ofParts(matmuls, attention, memory, once, forwardS, overRanks, overCp);
+    const ofTp = overTp(tp, tokens, slices, recompute, matmuls, once);
+    const ofCp = overCp(messages, way, tp, cp, rows, attention, passes, full);
+    return ofParts(matmuls, attention, memory, once, forwardS, ofTp, ofCp);
   });
-  const blockS = cached((tp, cp, rows, slices, recompute, every) => {
-    if (every === 1) return blockOnce(tp, cp, rows, slices, recompute);
-    const [plain, again] = ["none", recompute].map((how) => blockOnce(tp, cp, rows, slices, how));
+  const blockS = cached((tp, cp, rows, slices, recompute, every, way) => {
+    if (every === 1) return blockOnce(tp, cp, rows, slices, recompute, way);
+    const [plain, again] = ["none", recompute].map((how) => blockOnce(tp, cp, rows, slices, how, way));
     const mean = (kind) => plain[kind] + (again[kind] - plain[kind]) / every;
     const both = (axis) => waits.plus(waits.times(plain[axis], 1 - 1 / every), waits.times(again[axis], 1 / every));
     const computed = ["matmuls", "attention", "memory", "weightsS", "forwardS"].map(mean);
     return ofParts(...computed, both("tp"), both("cp"));
   });
+  const blockOf = ({ tp, cp, rows, sequence_parallel: slices, recompute, every, attention }) =>
+    blockS(tp, cp, rows, slices, recompute, every, attention || stack.cp_attention);
 
   // -- of a step
   // With embedding or head, or both where one rank has both untied.
@@ -114,7 +119,7 @@ const plannerSeconds = (of) => {
   const stepAndWaits = (layout) => {
     const { tp, cp, pp, dp, rows, stages_per_rank: v, zero, schedule, replicas, loss_chunks: chunks } = layout;
     const tokens = (rows * s) / cp, m = batch / (dp * rows);
-    const block = blockS(tp, cp, rows, layout.sequence_parallel, layout.recompute, layout.every);
+    const block = blockOf(layout);
     const [most, withHead] = stageLayers(layout);
     const mine = ownParameters(layout), copies = (mine * (zero === 3 ? stack.copied_bytes : 0)) / memoryBps;
     const stage = most * block.totalS + copies;
@@ -153,7 +158,7 @@ const plannerSeconds = (of) => {
   });
   const leastS = (layout, is1f1b) => {
     const { tp, cp, pp, dp, rows, stages_per_rank: v } = layout;
-    const { totalS } = blockS(tp, cp, rows, layout.sequence_parallel, layout.recompute, layout.every);
+    const { totalS } = blockOf(layout);
     const [most, withHead] = stageLayers({ pp, stages_per_rank: v, schedule: is1f1b ? "1f1b" : "zb-v" });
     const m = batch / (dp * rows), waited = is1f1b ? (pp - 1) / v : 0;
     const ofStage = Math.max(most * totalS, withHead * totalS + headS(tp, cp, rows));

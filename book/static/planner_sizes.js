@@ -55,7 +55,8 @@ const plannerSizes = (training, limits) => {
   const keepsWholeGradients = ({ cp, dp, rows, zero, replicas }) =>
     zero >= 2 && Math.floor((dp * cp) / replicas) > 1 && stack.whole_gradient_bytes > 0 && batch / (dp * rows) > 1;
   // Of a microbatch and block: outside of the parallel layers, inside, of the heads of a rank.
-  const keptOnce = ({ tp, cp, rows, sequence_parallel: slices }, recompute) => {
+  const ofContext = plannerContext({ stack, heads, keyHeads, headDim, s, queries, kv });
+  const keptOfOwnTokens = ({ tp, cp, rows, sequence_parallel: slices }, recompute) => {
     const whole = 8 * h + (masks ? 2 * h : 0);
     const inside = 2 * queries + (!gated ? 4 : stack.fused_swiglu ? 6 : 8) * ffn;
     const ofKeys = 2 * Math.max(Math.floor(kv / tp), headDim);
@@ -70,6 +71,7 @@ const plannerSizes = (training, limits) => {
     }[recompute];
     return (rows * s * (outside / (slices ? tp : 1) + split / tp + ofHeads)) / cp;
   };
+  const keptOnce = (layout, recompute) => keptOfOwnTokens(layout, recompute) + ofContext.moreKept(layout, recompute);
   // Of plain blocks and recomputed ones, one in `every`.
   const mean = (plain, again, every) => plain + (again - plain) / every;
   const keptBytes = (layout) => mean(keptOnce(layout, "none"), keptOnce(layout, layout.recompute), layout.every);
@@ -79,7 +81,7 @@ const plannerSizes = (training, limits) => {
   return {
     training, limits, model, device, stack, recipe, adapters, offload, optimizer, gpus, perNode, batch, noSeconds,
     h, layers, heads, vocab, s, ffn, gated, keyHeads, headDim, queries, kv, blockWeights, blockParameters,
-    endParameters, parameters, sum, cached, hasEvenStages, stageLayers, keepsWholeGradients, keptOnce, keptBytes,
-    weightsAgain,
+    endParameters, parameters, sum, cached, hasEvenStages, stageLayers, keepsWholeGradients, keptOfOwnTokens, keptOnce,
+    keptBytes, weightsAgain, ofContext,
   };
 };

@@ -226,6 +226,7 @@
     return {
       tp, cp, pp, dp, rows, stages_per_rank: v, zero: hybrid ? 3 : Number(at.zero),
       sequence_parallel: at.sp === "1" && tp > 1, recompute, schedule, replicas: copies, every, loss_chunks: loss,
+      attention: "",
     };
   };
   const choicesOf = ({ rows: b, stages_per_rank: v, loss_chunks: loss, replicas, zero, ...layout }) =>

@@ -19,7 +19,7 @@ from lib.cost.hardware import Device, gpu_name
 from lib.cost.models import NOT_MODELLED, known, same_name
 from lib.cost.sizes import LLAMA, ModelShape, recipe_of_optimizer
 from lib.planner import Choices, Cluster, Layout4D, Planned, Training, memory_bytes, step_s
-from lib.planner.choices import ALL_OPEN, DEFERRED, beyond, layout_text
+from lib.planner.choices import ALL_OPEN, DEFERRED, beyond, layout_text, possible_cp
 from lib.planner.expert_report import plain_report, report_of_experts
 from lib.planner.experts import NO_SECONDS_OF_EXPERTS, ExpertTraining
 from lib.planner.fp8 import in_8_bit
@@ -59,7 +59,7 @@ def refuse_not_modelled(args: argparse.Namespace) -> None:
 
 def swept(args: argparse.Namespace, notes: Sequence[str] = ()) -> str:
     """The best layout for each value of a sweep, as text or as plain data."""
-    if asked := options_given(args, Layout4D._fields):
+    if asked := layout_given(args):
         raise ValueError(f"--sweep searches a layout for each value: leave out {' and '.join(map(option_of, asked))}")
     if ignored := options_given(args, ("best", "tokens", "price")):
         raise ValueError(f"--sweep prints a row for each value: leave out {' and '.join(map(option_of, ignored))}")
@@ -83,7 +83,7 @@ def answered(args: argparse.Namespace, notes: Sequence[str] = ()) -> str:
 
 def printed_memory(args: argparse.Namespace, notes: Sequence[str] = ()) -> str:
     """The report of a training without seconds, and layouts that fit."""
-    asked = options_given(args, Layout4D._fields)
+    asked = layout_given(args)
     training = training_asked(args, asked)
     if args.tokens or args.price:
         raise ValueError(f"--tokens and --price need seconds, and {training.no_seconds}")
@@ -107,7 +107,7 @@ def printed_memory(args: argparse.Namespace, notes: Sequence[str] = ()) -> str:
 
 def candidates(args: argparse.Namespace) -> tuple[Training, list[Planned], str]:
     """The training; the layout that is asked for, if one is, and the fastest of a search; how they differ, in words."""
-    asked = options_given(args, Layout4D._fields)
+    asked = layout_given(args)
     training = training_asked(args, asked)
     mine = layout_asked(training, asked) if asked else None
     choices = choices_asked(args, training, mine and mine.layout)
@@ -122,14 +122,28 @@ def candidates(args: argparse.Namespace) -> tuple[Training, list[Planned], str]:
     return training, [mine or fastest[0], *fastest], behind
 
 
+def layout_given(args: argparse.Namespace) -> dict:
+    """The options of a layout; a way of attention alone is a choice of the search."""
+    given = options_given(args, Layout4D._fields)
+    return {} if given.keys() == {"attention"} else given
+
+
 def choices_asked(args: argparse.Namespace, training: Training, mine: Layout4D | None) -> Choices:
     """Those of the library, opened or closed by options; all, for a layout that has a choice beyond them."""
     choices = replace(choices_of(training), headroom=args.headroom)
     if args.context_parallel is not None:
         choices = replace(choices, context_parallel=args.context_parallel)
+    way = args.attention or ""
+    if way:
+        if not mine and (args.context_parallel is False or possible_cp(training) == [1]):
+            raise ValueError(
+                f"--attention {way} is over context-parallel ranks, and {training.model.context:,} tokens are not cut "
+                "here: leave it out"
+            )
+        choices = replace(choices, attention=way, context_parallel=True)
     if args.zero_bubble:
         choices = replace(choices, zero_bubble=True, pipeline=True, deferred=DEFERRED)
-    everything = replace(ALL_OPEN, headroom=args.headroom)
+    everything = replace(ALL_OPEN, headroom=args.headroom, attention=way)
     return everything if args.all_choices or (mine and beyond(choices, mine)) else choices
 
 

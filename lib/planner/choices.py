@@ -13,6 +13,7 @@ from itertools import product
 
 from lib.cost.sizes import PLANNED_RECOMPUTE
 from lib.layout import divisors
+from lib.planner.context import shares_heads
 from lib.planner.libraries import LIBRARIES
 from lib.planner.margin import HEADROOM
 from lib.planner.seconds import has_even_stages
@@ -37,6 +38,7 @@ class Choices:
         hybrid: whether ZeRO-3 may be with tp, or over the GPUs of a node only (HSDP); our own library and DeepSpeed
             have neither.
         context_parallel: whether a sequence may be split.
+        attention: its way over context-parallel ranks (`Layout4D.attention`).
         pipeline: whether layers may be split.
         interleaved: whether a rank may have several stages.
         zero_bubble: whether weight gradients may be deferred, with the schedules `deferred`.
@@ -47,6 +49,7 @@ class Choices:
     every: tuple[int, ...] = (1,)
     loss_chunks: tuple[int, ...] = (1,)
     context_parallel: bool = False
+    attention: str = ""
     interleaved: bool = True
     zero_bubble: bool = False
     hybrid: bool = False
@@ -116,14 +119,17 @@ def plain_layouts(training: Training, choices: Choices) -> Iterator[Layout4D]:
     """All ranks, microbatch sizes and stages per rank; without ZeRO or recomputation, and with 1F1B."""
     model, gpus = training.model, training.cluster.gpus
     shared, cuts = possible_tp(training), possible_cp(training) if choices.context_parallel else [1]
-    depths = divisors(gpus) if choices.pipeline else [1]
+    depths, way = divisors(gpus) if choices.pipeline else [1], choices.attention or training.stack.cp_attention
     for tp, cp, pp in product(shared, cuts, depths):
         dp, rest = divmod(gpus, tp * cp * pp)
+        if cp > 1 and way == "ulysses" and not shares_heads(model, tp, cp):
+            continue
         if rest or pp > model.num_layers + 2 or training.global_batch % dp:
             continue
         for rows in (2**k for k in range(MOST_ROWS.bit_length()) if training.global_batch // dp % 2**k == 0):
             for v in _stages_per_rank(training, choices, pp, training.global_batch // dp // rows):
-                yield Layout4D(tp, cp, pp, dp, rows, v, zero=0, sequence_parallel=tp > 1)
+                one = Layout4D(tp, cp, pp, dp, rows, v, zero=0, sequence_parallel=tp > 1)
+                yield one._replace(attention=choices.attention) if cp > 1 else one
 
 
 def _stages_per_rank(training: Training, choices: Choices, pp: int, m: int) -> list[int]:
@@ -172,8 +178,9 @@ def possible_zero(training: Training, choices: Choices, plain: Layout4D) -> list
 def layout_text(layout: Layout4D) -> str:
     """A layout in a line: `tp 8 · pp 4 · dp 2, b 1, v 2, ZeRO-1, sp`."""
     x = layout
+    split = f" · cp {x.cp}" + f" {x.attention}" * bool(x.attention)
     options = {
-        f"tp {x.tp}" + f" · cp {x.cp}" * (x.cp > 1) + f" · pp {x.pp} · dp {x.dp}, b {x.rows}": True,
+        f"tp {x.tp}" + split * (x.cp > 1) + f" · pp {x.pp} · dp {x.dp}, b {x.rows}": True,
         f"v {x.stages_per_rank}": x.stages_per_rank > 1,
         f"ZeRO-{x.zero}": x.zero > 0,
         "sp": x.sequence_parallel,

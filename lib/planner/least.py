@@ -17,9 +17,8 @@ def least_step_s(training: Training, layout: Layout4D, is_1f1b: bool) -> float:
     recomputation takes more.
     """
     pp, v = layout.pp, layout.stages_per_rank
-    block_total_s, head_total_s = _block_and_head_s(
-        training, layout.tp, layout.cp, layout.rows, layout.sequence_parallel, layout.recompute, layout.every
-    )
+    of = training, layout.tp, layout.cp, layout.rows, layout.sequence_parallel, layout.recompute, layout.every
+    block_total_s, head_total_s = _block_and_head_s(*of, layout.attention)
     layers, with_head = stage_layers(training.model.num_layers, pp, v, "1f1b" if is_1f1b else "zb-v")
     stage_s = layers * block_total_s
     m, waits = layout.microbatches(training.global_batch), (pp - 1) / v if is_1f1b else 0
@@ -28,8 +27,8 @@ def least_step_s(training: Training, layout: Layout4D, is_1f1b: bool) -> float:
 
 @lru_cache(maxsize=4096)
 def _block_and_head_s(
-    training: Training, tp: int, cp: int, rows: int, slices: bool, recompute: str, every: int
+    training: Training, tp: int, cp: int, rows: int, slices: bool, recompute: str, every: int, attention: str
 ) -> tuple[float, float]:
     """Seconds of a microbatch in a block, and in the head with its loss in one piece."""
-    block = block_s(training, tp, cp, rows, slices, recompute, every)
+    block = block_s(training, tp, cp, rows, slices, recompute, every, attention)
     return block.total, head_s(training, tp, cp, rows, 1)

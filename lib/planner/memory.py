@@ -13,7 +13,8 @@ from lib.cost.adapters import ADAPTER_RECIPE
 from lib.cost.bubble import kept_by
 from lib.cost.held import state_bytes
 from lib.cost.sizes import OPTIMIZERS, recipe_of_optimizer
-from lib.planner.seconds import block_kept_bytes, keeps_whole_gradients, stage_layers
+from lib.planner.kept_of_block import block_kept_bytes
+from lib.planner.seconds import keeps_whole_gradients, stage_layers
 from lib.planner.training import Layout4D, Training
 
 
@@ -65,10 +66,10 @@ def bytes_of_rank(training: Training, layout: Layout4D, rank: int) -> Bytes:
     tp_of_words = tp if stack.splits_vocabulary else 1  # of the logits
     state = _on_gpu(training, layout, _state_of(training, layout, share))
     of_block = training, tp, cp, rows, layout.sequence_parallel
-    kept = in_flight * blocks * block_kept_bytes(*of_block, layout.recompute, layout.every)
+    kept = in_flight * blocks * block_kept_bytes(*of_block, layout.recompute, layout.every, layout.attention)
     # What a block recomputes, while its backward runs; beside the input from which it is all recomputed.
-    left = 0 if layout.recompute == "full" else block_kept_bytes(*of_block, layout.recompute)
-    kept += block_kept_bytes(*of_block, "none") - left
+    left = 0 if layout.recompute == "full" else block_kept_bytes(*of_block, layout.recompute, 1, layout.attention)
+    kept += block_kept_bytes(*of_block, "none", 1, layout.attention) - left
     logits = 0.0
     if has_head:
         at_a_time = rows * model.context / cp / layout.loss_chunks  # tokens

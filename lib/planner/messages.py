@@ -88,6 +88,24 @@ def of_collective(
     return min(ring, tree, key=lambda way: way.seconds)
 
 
+def of_exchange(training: Training, payload_bytes: float, ranks: int, stride: int) -> Messages:
+    """A rank keeps one of n pieces of its payload and sends the rest, a message to each rank, one after the other.
+
+    Those that leave a node have the network card of its GPU to themselves, while the link has the rest.
+    """
+    if ranks == 1:
+        return NONE
+    cluster, stack = training.cluster, training.stack
+    on_a_node = min(ranks, max(1, cluster.per_node // stride))
+    near, far, piece = on_a_node - 1, ranks - on_a_node, payload_bytes / ranks
+    latency_s = BEGIN_S + near * LINK_STEP_S + far * NETWORK_STEP_S
+    longest_s = near * piece / (link_Bps := cluster.device.link_among(on_a_node) * stack.link_share)
+    if far:
+        card_Bps = min(link_Bps, (cluster.device.network_Bps or 0) * stack.network_share)
+        longest_s = max(longest_s, far * piece / card_Bps)
+    return Messages((near + far) * piece, latency_s + longest_s, latency_s)
+
+
 @lru_cache(maxsize=4096)
 def _ways(training: Training, ranks: int, stride: int) -> tuple[float, float, float]:
     """Latency of a ring that each rank passes once, and of a tree up and down; the bandwidth of both."""

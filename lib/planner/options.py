@@ -12,6 +12,7 @@ from lib.cost.expert_models import EXPERT_MODELS
 from lib.cost.hardware import BYTES, FLOPS, SPEEDS, TOKENS, amount
 from lib.cost.models import NOT_MODELLED
 from lib.cost.sizes import BIASES, OPTIMIZERS, PLANNED_RECOMPUTE, ZERO_STAGES
+from lib.layout import ATTENTION
 from lib.planner.margin import HEADROOM
 from lib.planner.sweep import SWEPT
 from lib.planner.training import GPUS, OFFLOADS, PRESET_MODELS, STACKS
@@ -68,6 +69,7 @@ def planner_options(prog: str, about: str) -> argparse.ArgumentParser:
         layout.add_argument(f"--{option}", dest="rows" if option == "microbatch" else None, **count)
     layout.add_argument("--zero", type=int, choices=ZERO_STAGES)
     layout.add_argument("--recompute", choices=PLANNED_RECOMPUTE)
+    layout.add_argument("--attention", choices=ATTENTION, help="over cp; default: that of the stack")
     layout.add_argument("--schedule", choices=("1f1b", "zb-h1", "zb-v"), help="1f1b interleaves stages of a rank")
     search = parser.add_argument_group("search and answers")
     search.add_argument(

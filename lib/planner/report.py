@@ -19,6 +19,7 @@ from lib.cost.sizes import ModelShape
 from lib.layout import Layout
 from lib.pipeline.gantt import gantt
 from lib.pipeline.schedules.action import Op
+from lib.planner.context import way_of
 from lib.planner.evidence import evidence_of
 from lib.planner.fp8 import in_8_bit_text
 from lib.planner.margin import HEADROOM, ran_text, verdict_text, without_seconds
@@ -36,6 +37,11 @@ SENT = {  # along each axis of a training
     "cp": "keys and values",
     "dp": "gradients, parameters",
     "pp": "activations, their gradients",
+}
+WAYS = {  # of attention over cp
+    "gather": "keys and values gathered",
+    "ring": "keys and values passed around a ring",
+    "ulysses": "tokens exchanged for heads",
 }
 KINDS = {"parameters": "parameter", "gradients": "gradient", "optimizer": "optimizer", "activations": "activation"}
 
@@ -258,7 +264,8 @@ def _described(training: Training, layout: Layout4D) -> list[str]:
     m, is_interleaved = max(1, int(x.microbatches(batch))), x.stages_per_rank > 1 and x.schedule == "1f1b"
     lines = _axes(model, batch, sizes, "interleaved " * is_interleaved + x.schedule.upper(), m, layout)
     if x.cp > 1:
-        lines.append(f"cp {x.cp}: {model.context // x.cp} of {model.context} tokens each")
+        how = WAYS[way_of(training, x)]
+        lines.append(f"cp {x.cp}: {model.context // x.cp} of {model.context} tokens each, {how}")
     if x.replicas > 1:
         lines.append(f"replicas {x.replicas}: ZeRO shards over {x.shards} ranks")
     if x.recompute != "none":
@@ -332,7 +339,8 @@ def _place(training: Training, layout: Layout4D, place: int) -> dict:
 def _sends(training: Training, layout: Layout4D) -> list[dict]:
     """What each axis sends, where, and how long; how much of that hides, and how much is latency."""
     waits, sends = step_and_waits(training, layout)[1], []
-    for axis, what in SENT.items():
+    swaps = {"cp": "queries, keys, values, results"} if way_of(training, layout) == "ulysses" else {}
+    for axis, what in (SENT | swaps).items():
         wait, messages = waits[axis], waits[axis].messages
         if messages.bytes:
             where = training.cluster.where(layout.group(axis)[1])

@@ -115,8 +115,13 @@ def recommended(training: Training, choices: Choices | None = None, best: int = 
     choices = choices_of(training, choices)
     if found := _fastest(training, choices, best):
         return found, choices
-    choices = replace(ALL_OPEN, headroom=choices.headroom)
+    choices = _all_of(choices)
     return best_layouts(training, choices, best), choices
+
+
+def _all_of(choices: Choices) -> Choices:
+    """All choices, with the headroom and the way of attention of these."""
+    return replace(ALL_OPEN, headroom=choices.headroom, attention=choices.attention)
 
 
 def lacking(training: Training, best: Planned, headroom: float) -> tuple[list[str], Planned] | None:
@@ -203,7 +208,7 @@ def recommended_by_memory(
     """
     choices = choices_of(training, choices)
     found = _by_memory(training, choices, _held_by(training, choices))
-    return found[:best] or layouts_by_memory(training, replace(ALL_OPEN, headroom=choices.headroom), best)
+    return found[:best] or layouts_by_memory(training, _all_of(choices), best)
 
 
 def _held_by(training: Training, choices: Choices) -> dict[Layout4D, Bytes]:

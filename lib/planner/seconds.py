@@ -5,7 +5,7 @@ The idea, in ten lines (m microbatches of r = b·s/c tokens on a rank, W weights
     matmuls      6 · r · W/t · (1 + w₀/r + w₀·t/h)  ÷  (peak · share)
     attention    4 · r · s · h/t forward, half of it where it is fused and causal; 2 or 2.5 times that backward
     memory       2A forward and 3A backward for the A bytes that a block keeps, 2 for each recomputed, ÷ bandwidth
-    tp, cp       4 sums of x (up to 6 with recomputation); keys and values; less the part that hides
+    tp, cp       4 sums of x (up to 6 with recomputation); keys and values (`lib.planner.context`); less what hides
     stage        (l/p) · (matmuls + attention + memory + tp + cp) + messages to the neighbours that do not hide
     step         m · the slowest stage, head included  +  (p − 1)/v · a stage
     dp           reduction of gradients, all-gather of parameters; less the part that hides
@@ -21,8 +21,9 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from lib.cost.bubble import v_wait_s, zero_bubble_wait_s
-from lib.cost.held import activation_bytes
 from lib.cost.sizes import recomputed_weights
+from lib.planner.context import over_cp
+from lib.planner.kept_of_block import block_kept_bytes, kept_of_own_tokens  # noqa: F401 the old place of the first
 from lib.planner.messages import NONE, AxisWait, Messages, between_stages, hide, of_collective
 from lib.planner.training import Layout4D, Training
 
@@ -107,7 +108,8 @@ def step_and_waits(training: Training, layout: Layout4D) -> tuple[Seconds, dict[
         given = f"tp {tp} x cp {cp} x pp {pp} x dp {dp}"
         raise ValueError(f"{given} are {layout.gpus} GPUs, the cluster has {cluster.gpus}")
     m = layout.microbatches(training.global_batch)
-    block = block_s(training, tp, cp, rows, layout.sequence_parallel, layout.recompute, layout.every)
+    of_block = training, tp, cp, rows, layout.sequence_parallel, layout.recompute, layout.every, layout.attention
+    block = block_s(*of_block)
     layers, with_head = stage_layers(model.num_layers, pp, v, layout.schedule)
 
     mine = _own_parameters(training, layout)
@@ -264,27 +266,15 @@ def matmul_s(training: Training, flops: float, rows: float, columns: float) -> f
 
 
 @lru_cache(maxsize=4096)
-def block_kept_bytes(
-    training: Training, tp: int, cp: int, rows: int, slices: bool, recompute: str, every: int = 1
-) -> float:
-    """Bytes of a microbatch that a block keeps for backward; the mean over blocks if not every block is recomputed."""
-    if every > 1:
-        whole, kept = (block_kept_bytes(training, tp, cp, rows, slices, how) for how in ("none", recompute))
-        return whole + (kept - whole) / every
-    fused = {"fused_attention": training.stack.fused_attention, "fused_swiglu": training.stack.fused_swiglu}
-    return activation_bytes(training.model, rows, recompute, tp=tp, sequence_parallel=slices, **fused) / cp
-
-
-@lru_cache(maxsize=4096)
 def block_s(
-    training: Training, tp: int, cp: int, rows: int, slices: bool, recompute: str, every: int = 1
+    training: Training, tp: int, cp: int, rows: int, slices: bool, recompute: str, every: int = 1, way: str = ""
 ) -> BlockTime:
-    """A block and microbatch, forward and backward.
+    """A block and microbatch, forward and backward, with this `way` of attention over cp, or that of the software.
 
     What backward recomputes is computed, written and read once more; the mean over blocks if that is not every block.
     """
     if every > 1:
-        plain, again = (block_s(training, tp, cp, rows, slices, how) for how in ("none", recompute))
+        plain, again = (block_s(training, tp, cp, rows, slices, how, 1, way) for how in ("none", recompute))
         return plain.towards(again, 1 / every)
     model, stack, device = training.model, training.stack, training.cluster.device
     s, full = model.context, recompute == "full"
@@ -300,20 +290,19 @@ def block_s(
     scores = 4 * tokens * s * model.d_q / tp * (0.5 if fused else 1)
     passes = (3.5 if fused else 3) + (1 if full or (recompute == "selective" and not fused) else 0)
     attention = passes * scores / (device.peak_flops * (stack.attention_share if fused else stack.matmul_share))
-    if not stack.balanced_cp:
+    way = way or stack.cp_attention
+    if not stack.balanced_cp and way != "ulysses":  # whose ranks have all tokens
         attention *= (2 * cp - 1) / cp
 
-    whole, kept = (block_kept_bytes(training, tp, cp, rows, slices, how) for how in ("none", recompute))
+    whole, kept = (kept_of_own_tokens(training, tp, cp, rows, slices, how) for how in ("none", recompute))
     moved = 5 * whole + 2 * (whole - kept)
     memory = stack.traffic * moved / (stack.memory_share * device.memory_Bps)
     memory = max(memory, stack.launch_s - matmuls - attention)
     forward = once + attention / passes + memory * 2 * whole / moved  # pauses are where the traffic is
 
-    over_tp = _over_tp(training, tp, tokens, slices, recompute, matmuls, once)
-    keys = of_collective(training, "all_gather", 2 * 2 * rows * s * model.d_kv / tp, cp, tp)
-    # Of c rounds of attention, each but the first waits for keys and values that came during the round before.
-    over_cp = hide(keys.times(4 if full else 3), attention * (cp - 1) / cp, stack.exposed_cp)
-    return BlockTime(matmuls, attention, memory, once, forward, over_tp, over_cp)
+    of_tp = _over_tp(training, tp, tokens, slices, recompute, matmuls, once)
+    of_cp = over_cp(training, way, tp, cp, rows, attention, passes, full)
+    return BlockTime(matmuls, attention, memory, once, forward, of_tp, of_cp)
 
 
 def _over_tp(

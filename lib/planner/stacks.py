@@ -24,8 +24,8 @@ class Stack:
         memory_share, link_share: of the memory bandwidth, by all operations except matmuls; of the link inside a node.
         network_share, message_share: of the network, by a collective over many GPUs, and by one message.
         exposed_tp, exposed_cp, exposed_pp, exposed_zero3: fraction that this software does not hide even behind long
-            computation, of the tensor-parallel sums with sequence parallelism, of keys and values on their way, of the
-            messages between the stages of an interleaved pipeline, and of the communication of ZeRO-3.
+            computation, of the tensor-parallel sums with sequence parallelism, of keys and values that are gathered, of
+            the messages between the stages of an interleaved pipeline, and of the communication of ZeRO-3.
         overlaps_dp: whether gradients are reduced while the last microbatch runs backward, and parameters gathered
             while the first runs forward.
         regathers: whether column layers keep their shard of a sequence, and gather it again in backward.
@@ -37,6 +37,8 @@ class Stack:
         launch_s: in which the kernels of a block can be launched, forward and backward: no block is faster.
         balanced_cp: whether context-parallel ranks have equal shares of causal attention; otherwise the last rank, with
             the end of the sequence, has (2c-1)/c of them.
+        cp_attention: `gather`, `ring` or `ulysses` over context-parallel ranks, unless a layout says (`attention`).
+        keeps_gathered: whether keys and values that were gathered are kept for backward, and not gathered again.
         traffic: bytes moved by what is not a matmul, per byte of fused kernels; more with a kernel for each operation.
         fused_attention: whether the matrix of scores never goes to memory.
         fused_swiglu: whether backward computes silu(gate) again: 6f bytes per token of a gated MLP instead of 8f.
@@ -74,6 +76,8 @@ class Stack:
     fp8_speedup: float = 1.0
     launch_s: float = 0.15e-3
     balanced_cp: bool = True
+    cp_attention: str = "gather"
+    keeps_gathered: bool = False
     traffic: float = 1.0
     fused_attention: bool = True
     fused_swiglu: bool = True
@@ -95,14 +99,18 @@ BF16 = RECIPES["mixed Adam"]
 # NVIDIA's recipes sum gradients in 16 bit; of a master copy TransformerEngine keeps the half that the weight lacks:
 # NeMo, nemotron4_340b.py (commit 01d03c17) and scripts/performance/helpers.py (02a0e6a5).
 NEMO = Recipe(2, 2, 2, 8)
+# Attention over cp: Megatron-LM's `--cp-comm-type` is p2p, a ring that overlaps, unless it is all_gather, which cannot,
+# or a2a (core/transformer/transformer_config.py, commit d98e8a64); PyTorch's `set_rotate_method` is allgather, and so
+# is the default of torchtitan and Accelerate; Llama 3 gathers (section 3.3.2). Whether it keeps what it gathered is not
+# said; Megatron-LM and PyTorch gather again (docs/source/api-guide/context_parallel.rst).
 # Overlap and memory of the software; Narayanan et al. 2021 and Korthikanti et al. 2022 used megatron-2021; `megatron`
 # is NVIDIA's recipes, `megatron-lm` its command line. `fsdp` is PyTorch of 2024: FlashAttention-2 reaches 35 % of an
-# H100 (Shah et al. 2024, abstract; torch 2.11 0.41 to 0.54, `book/published/h100.json`), and its ring over 4 or 8 ranks
+# H100 (Shah et al. 2024, abstract; torch 2.11 0.41 to 0.54, `book/published/h100.json`), and with cp 4 or 8 it
 # took as long as without balance (torchtitan's rows; the cause is a guess). `fsdp-eager` has a kernel for each
 # operation of norms, rotations and SwiGLU; its 2 is chosen on one row.
 STACKS = {
     "megatron-2021": {"fused_attention": False, "exposed_zero3": 1.0, "library": "megatron-2021"},
-    "megatron": {"exposed_tp": 0.3, "exposed_cp": 0.0, "exposed_pp": 0.1, "overlaps_dp": True, "recipe": NEMO},
+    "megatron": {"exposed_tp": 0.3, "cp_attention": "ring", "exposed_pp": 0.1, "overlaps_dp": True, "recipe": NEMO},
     # Without 0.8 none of its runs would fit.
     "llama3": {"overlaps_dp": True, "spare_activations": 0.8, "library": "llama3"},
     "aleph-alpha": {"recipe": BF16, "spare_activations": 1.3, "library": "aleph-alpha"},
@@ -119,6 +127,10 @@ STACKS = {
     },
 }
 STACKS["megatron-lm"] = STACKS["megatron"] | {"recipe": RECIPES["mixed Adam, fp32 gradients"]}
+# NeMo of March 2024: fused attention as FSDP's of that year, slower than what came after; calibrated on one row of 128
+# thousand tokens, cp 4. The other eight, up to a million tokens and cp 32, say whether a ring hides.
+STACKS["megatron-2024"] = STACKS["megatron"] | {"attention_share": 0.315}
+CALIBRATED_ATTENTION = {"megatron-2024": "Long H100 Llama 2 7B, 128K"}  # a row of `book/published/long.json`
 STACKS["torchtitan"] = STACKS["fsdp"] | {"library": "torchtitan"}
 STACKS["fsdp-eager"] = STACKS["fsdp"] | {"traffic": 2.0, "fused_swiglu": False, "launch_s": 1.6e-3}
 STACKS["fsdp1-eager"] = STACKS["fsdp-eager"] | {"reduced_bytes": 2, "copied_bytes": 0}
@@ -146,12 +158,15 @@ def stack_for(name: str, gpu: str) -> Stack:
 
 
 def stack_name(stack: Stack) -> str:
-    """The name under which a stack is known on some GPU; empty if a setting is changed."""
-    shares = "matmul_share", "attention_share"  # of a GPU
+    """The name under which a stack is known on some GPU; empty if a setting is changed.
+
+    Shares of the peak are of a GPU, unless a stack has its own share of attention.
+    """
     plain = asdict(Stack(0, 0)) | {"recipe": Stack.recipe}
-    mine = {name: getattr(stack, name) for name in plain if name not in shares}
-    of_name = ((name, plain | settings) for name, settings in STACKS.items())
-    return next((name for name, of in of_name if mine == {one: of[one] for one in mine}), "")
+    mine = {name: getattr(stack, name) for name in plain if name != "matmul_share"}
+    of_name = {name: plain | {"attention_share": stack.attention_share} | of for name, of in STACKS.items()}
+    same = [name for name, of in of_name.items() if mine == {one: of[one] for one in mine}]
+    return min(same, key=lambda name: "attention_share" not in STACKS[name], default="")
 
 
 def slower_than_h100(gpu: str) -> float:

@@ -115,8 +115,8 @@ class Training:
 class Layout4D(NamedTuple):
     """A layout in the notation of planners and papers: one that is proposed, for any library.
 
-    It may be impossible. A `lib.layout.Layout` is one that this library runs, and raises an error otherwise; it has no
-    c, and counts microbatches where a planner counts their sequences.
+    It may be impossible. A `lib.layout.Layout` is one that this library runs, and raises an error otherwise; it counts
+    microbatches where a planner counts their sequences.
 
     Args:
         tp, cp, pp, dp: ranks along each axis; from the innermost to the outermost.
@@ -129,6 +129,7 @@ class Layout4D(NamedTuple):
         replicas: of the model; ZeRO shards over dp·cp / replicas ranks. Above 1 it is HSDP.
         every: recompute one block in so many.
         loss_chunks: pieces of the sequence, of which one at a time has logits.
+        attention: over cp: `gather`, `ring` or `ulysses` (`lib.planner.context`); empty: that of the software.
     """
 
     tp: int
@@ -144,6 +145,7 @@ class Layout4D(NamedTuple):
     replicas: int = 1
     every: int = 1
     loss_chunks: int = 1
+    attention: str = ""
 
     @property
     def shards(self) -> int:
@@ -180,6 +182,7 @@ STACK_OF = dict.fromkeys(("sc21", "korthikanti", "zb"), "megatron-2021") | {
     "llama3": "llama3",
     "mosaic": "fsdp1-eager",
     "bridge": "megatron",
+    "nemo-2024": "megatron-2024",
     "kempner": "kempner-forge",
 }
 RUN_FSDP = {"titan", "ibm", "kempner"}  # publishers who run FSDP, also where nothing is sharded
@@ -219,6 +222,7 @@ def training_of(row: Mapping) -> tuple[Training, Layout4D]:
         recompute=SAME.get(recompute, recompute),
         schedule=row.get("schedule", "1f1b"),
         replicas=row.get("replicas", 1),
+        attention=row.get("attention", ""),
     )
     device, stack = GPUS[gpu], stack_for(stack_of(row), gpu)
     if row.get("fp8"):

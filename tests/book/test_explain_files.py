@@ -176,6 +176,28 @@ def test_flags_of_megatron_that_change_bytes(flags, capsys):
         assert "bytes of" in said.partition("\n\n")[0] and "without it" in said
 
 
+@pytest.mark.parametrize(
+    ("said", "way"), [("p2p", ""), ("all_gather", "gather"), ("a2a", "ulysses"), ("a2a+p2p", ""), ("", "")]
+)
+def test_ways_of_attention_in_megatron(said, way, capsys):
+    """Its own is a ring; a flag for ranks that are not there says nothing."""
+    words = [*MEGATRON.split(), *(["--cp-comm-type", said] if said else []), "--gpus", 8, "--json"]
+    plain = json.loads(answered(capsys, *words, "--context-parallel-size", 2))
+    assert plain["report"]["layout"]["attention"] == way
+    known = ["not modelled: cp-comm-type a2a+p2p; known are p2p, all_gather, allgather, a2a"]
+    assert plain["notes"] == known * (said == "a2a+p2p")
+    alone = json.loads(answered(capsys, *words))
+    assert alone["report"]["layout"] == plain["report"]["layout"] | {"cp": 1, "dp": 8, "attention": ""}
+
+
+def test_ways_of_attention_in_pytorch():
+    for said, way in (("allgather", "gather"), ("alltoall", "ring")):
+        words = f"accelerate launch --use_fsdp true --parallelism_config_cp_comm_strategy {said} train.py"
+        assert read_foreign(words.split()).found["attention"] == way
+        words = f"python -m torchtitan.train --parallelism.context_parallel_rotate_method {said}"
+        assert read_foreign(words.split()).found["attention"] == way
+
+
 def test_what_no_key_says_stands_above_the_flags(capsys):
     words = [*MEGATRON.replace("--bf16", "").split(), "--tensor-model-parallel-size", "2"]
     said = " ".join(answered(capsys, *words, "--gpus", 64).partition("tensor-model-parallel-size 2\n")[0].split())

@@ -18,8 +18,9 @@ from lib.cost.adapters import BASES, Adapters
 from lib.cost.hardware import Device
 from lib.cost.models import known
 from lib.cost.sizes import BIASES, OPTIMIZERS, PLANNED_RECOMPUTE, ModelShape, Recipe, recipe_of_optimizer
-from lib.layout import divisors
+from lib.layout import ATTENTION, divisors
 from lib.planner import Cluster, Layout4D, Training, best_layouts, memory_bytes, step_s
+from lib.planner.context import shares_heads
 from lib.planner.evidence import evidence_of, percent, read_evidence
 from lib.planner.margin import HEADROOM, ran_text, verdict_text
 from lib.planner.messages import LINK_STEP_S, NETWORK_STEP_S
@@ -80,6 +81,8 @@ def some_training(rng: random.Random, gpus: int) -> Training:
         stack = replace(stack, recipe=Recipe(4, 4, 0, 8), half_width=200.0, usable_share=0.9, fused_swiglu=False)
     if rng.random() < 0.3:
         stack = replace(stack, whole_gradient_bytes=rng.choice((2, 4)), splits_vocabulary=rng.random() < 0.5)
+    if rng.random() < 0.3:
+        stack = replace(stack, keeps_gathered=True, exposed_cp=0.5)
     speeds = (rng.uniform(1e9, 1e12) for _ in range(3))
     card = Device(rng.uniform(16e9, 300e9), rng.uniform(1e14, 5e15), *speeds, None, "typed")
     cluster = Cluster(rng.choice((GPUS[gpu], card)), gpus, rng.choice((1, 4, 8, 8, 8, 72)))
@@ -102,6 +105,7 @@ def some_layout(rng: random.Random) -> Layout4D:
         rng.choice(divisors(dp * cp)),
         rng.choice((1, 2, 3)),
         rng.choice((1, 1, 8)),
+        rng.choice(("", "", *ATTENTION)),
     )
 
 
@@ -272,7 +276,9 @@ def test_it_refuses_what_the_search_leaves_out(page):
         said = ask(page, "of.refusal(layout)", [run] * len(drawn), drawn)
         for layout, words in zip(drawn, said, strict=True):
             assert words == refusal(run, layout), (run, layout)
-            assert (words is None) == (layout in possible), (run, layout, words)
+            named = layout.attention != "ulysses" or shares_heads(run.model, layout.tp, layout.cp)
+            can = layout._replace(attention="") in possible and (not layout.attention or (layout.cp > 1 and named))
+            assert (words is None) == can, (run, layout, words)
             assert words is None or ("choose" in words and words.endswith(".") and "undefined" not in words)
 
 

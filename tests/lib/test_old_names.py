@@ -6,6 +6,7 @@ import pytest
 
 OLD = {
     "lib.model.turned": "lib.model.rotary",
+    "lib.planner.seconds.block_kept_bytes": "lib.planner.kept_of_block.block_kept_bytes",
     "lib.comm.agree": "lib.comm.broadcast_coalesced",
     "lib.tensor_parallel.sequence.see_slices": "lib.tensor_parallel.sequence.mark_partial",
     "lib.mesh.Group": "lib.runtime.group.Group",

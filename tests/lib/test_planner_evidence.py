@@ -14,7 +14,7 @@ from lib.planner import Cluster, Layout4D, Stack, Training, memory_bytes, step_s
 from lib.planner.evidence import EVIDENCE, OF_MEMORY, evidence_of, percent, read_evidence
 from lib.planner.fp8 import CALIBRATED_IN_8_BIT
 from lib.planner.report import report_of_layout
-from lib.planner.stacks import CALIBRATED, STACKS
+from lib.planner.stacks import CALIBRATED, CALIBRATED_ATTENTION, STACKS
 from lib.planner.training import GPUS, PRESET_MODELS, gpu_of, stack_for, stack_of, training_of
 from tools import evidence as tool
 
@@ -40,7 +40,8 @@ def test_a_number_that_changed_is_found(tmp_path, monkeypatch, capsys):
 
 def test_no_run_that_calibrated_a_constant_is_evidence():
     rows = {row["id"]: row for path in STEPS for row in read_rows(path)}
-    calibrating = {*CALIBRATED.values(), *CALIBRATED_IN_8_BIT.values(), "TT-H100 8B compiled", "TT-H100 8B eager"}
+    calibrating = {*CALIBRATED.values(), *CALIBRATED_IN_8_BIT.values(), *CALIBRATED_ATTENTION.values()}
+    calibrating |= {"TT-H100 8B compiled", "TT-H100 8B eager"}
     assert {name for name, row in rows.items() if predict(row).evidence == "calibrated"} == calibrating
     named = {name for of in read_evidence().values() for missed in of.values() for name in missed["calibrating"]}
     assert named == calibrating

@@ -17,7 +17,7 @@ ROW = H200["KF 70B, tp 4, FSDP 2 (2026-06)"]
 
 def test_every_row_has_a_source_and_a_name_of_its_own():
     rows = [row for path in STEPS for row in read_rows(path)]
-    assert len(rows) == 186 + 8 + 15 + 14 and len({row["id"] for row in rows}) == len(rows)
+    assert len(rows) == 186 + 8 + 15 + 14 + 9 and len({row["id"] for row in rows}) == len(rows)
     assert all(row["source"] and {*NEEDED} <= row.keys() for row in rows)
     assert json.loads(SCALE.read_text(encoding="utf-8"))["rows"][0]["relative"][-1] == 0.39
 

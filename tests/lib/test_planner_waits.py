@@ -57,6 +57,7 @@ def random_run(rng):
         sequence_parallel=tp > 1 and rng.random() < 0.7,
         recompute=rng.choice(("none", "none", "full", "mlp", "ops")) if schedule == "1f1b" else "none",
         schedule=schedule,
+        attention=rng.choice(("", "ring", "gather", "ulysses")),
     )
     cluster = Cluster(device, layout.gpus, rng.choice((1, 2, 4, 8, 8, 72)))
     stack = stack_for(rng.choice(list(STACKS)), rng.choice(("a100", "h100")))
