@@ -3,8 +3,8 @@
     with planted("positions from 0 on each rank", CONTEXT_MISTAKES):
         certify(world, layouts, model, batches, max_norm=0.1)
 
-Where they were met: ring-flash-attention issues and picotron 37 (positions), LlamaFactory RFC 10475 (targets),
-Megatron-LM 673 and 906 (gradients), diffusers 14265 and Automodel 3157 (backward of the ring).
+Where they were met: ring-flash-attention issues (positions), LlamaFactory RFC 10475 (targets), Megatron-LM 673 and 906
+(gradients), diffusers 14265 and Automodel 3157 (backward of the ring).
 """
 
 from __future__ import annotations

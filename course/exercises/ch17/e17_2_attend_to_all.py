@@ -56,7 +56,7 @@ def attend_to_all(q, k, v):
 
 
 class Exchange(torch.autograd.Function):
-    """Some tokens of all heads to all tokens of some heads, and back: each is the conjugate of the other."""
+    """Some tokens of all heads to all tokens of some heads, and back: two conjugates."""
 
     @staticmethod
     def forward(ctx, x, split, joined):
@@ -82,7 +82,7 @@ def by_heads(q, k, v):
 
 
 class BySum(torch.autograd.Function):
-    """Everything is gathered, and autograd runs inside of backward; gradients of all tokens are summed, then cut."""
+    """Everything is gathered, and backward calls autograd; gradients of all tokens are summed, then cut."""
 
     @staticmethod
     def forward(ctx, q, k, v):
@@ -117,7 +117,7 @@ def by_sums(q, k, v):
 
 
 def with_own_part(k, v):
-    """The gathered tokens, in which the rank's own are the tensors that autograd knows."""
+    """The gathered tokens, in which the rank's own are the tensors of the graph."""
     full = []
     for x in (k, v):
         parts = [torch.empty_like(x) for _ in range(dist.get_world_size())]
@@ -137,8 +137,8 @@ k, v = Gather.apply(torch.cat([k, v], dim=1)).chunk(2, dim=1) => k, v = without_
         Gather in a torch.autograd.Function, whose backward sums the ranks' gradients and cuts.
 k, v = Gather.apply(torch.cat([k, v], dim=1)).chunk(2, dim=1) => k, v = with_own_part(k, v)
 or dist.reduce_scatter(mine, parts) => mine.copy_(parts[rank])
-    y is right, and the gradients of keys and values come from this rank's queries alone. Later queries are on other
-    ranks, and each has a term for your keys.
+    y is right, and the gradients of keys and values come from this rank's queries alone. Later queries are on the
+    ranks after this, and each has a term for your keys.
         Sum the terms of all ranks: a gather in forward is a reduce-scatter in backward.
 dist.reduce_scatter(mine, parts) => dist.reduce_scatter(mine, parts, dist.ReduceOp.AVG)
 or dist.reduce_scatter(mine, parts) => dist.reduce_scatter(mine, parts); mine /= n
@@ -146,7 +146,7 @@ or dist.reduce_scatter(mine, parts) => dist.reduce_scatter(mine, parts); mine /=
     sequence, and not replicas.
         Their terms add up: sum.
 dist.reduce_scatter(mine, parts) => dist.reduce_scatter(mine, parts); dist.all_reduce(mine)
-    The gradients of keys and values are summed twice: those of different tokens are in one sum.
+    The gradients of keys and values are summed twice: the second sum mixes different tokens.
         After the reduce-scatter a rank has the full gradient of its own tokens.
 in gradient of k, gradient of v:
 dist.reduce_scatter(mine, parts) => dist.reduce_scatter(mine, parts[::-1])
@@ -155,20 +155,20 @@ dist.reduce_scatter(mine, parts) => dist.reduce_scatter(mine, parts[::-1])
 in all:
 queries = rank * t + torch.arange(t) => queries = torch.arange(t)
 or attend(q, k, v, attn_mask=seen, enable_gqa=True) => attend(q, k, v, is_causal=True, enable_gqa=True)
-    Your mask takes the first query of each rank for the first of the sequence (is_causal=True does so, too).
-        Query i of rank r is at position r · T/n + i, and sees the keys up to there.
+    Your mask takes the first query of each rank for the first of the sequence (is_causal=True also does so).
+        Query i of rank r is at position r · T/n + i, and attends to the keys up to there.
 attend(q, k, v, attn_mask=seen, enable_gqa=True) => attend(q, k, v, enable_gqa=True)
     There is no mask: a query also attends to later keys.
-        Query i of rank r is at position r · T/n + i, and sees the keys up to there.
+        Query i of rank r is at position r · T/n + i, and attends to the keys up to there.
 <= queries[:, None] => < queries[:, None]
-    Your queries do not see their own key, and the first one of the sequence sees none.
+    Your queries do not attend to the key of their position, and the first query has no key.
         A query attends to its own position as well: at most, and not less than.
 queries = rank * t + torch.arange(t) => queries = rank * t + torch.arange(t) * 0 + t - 1
-    Your queries see all keys of this rank, also the later ones.
+    Your queries attend to all keys of this rank, also to later keys.
         The mask has a row for each query.
 k, v = Gather.apply(torch.cat([k, v], dim=1)).chunk(2, dim=1) =>
 seen = torch.arange(n * t) <= queries[:, None] => seen = torch.ones(t, t, dtype=torch.bool).tril()
-    Your queries see the keys of this rank alone: nothing is gathered.
+    Your queries attend to the keys of this rank alone: nothing is gathered.
         They attend to all earlier tokens, also those of the ranks before.
 return torch.cat(parts, dim=2) => return torch.cat(parts[rank:] + parts[:rank], dim=2)
     You put this rank's own keys first, and the mask counts from the beginning of the sequence.

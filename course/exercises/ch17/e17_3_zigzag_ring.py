@@ -1,4 +1,4 @@
-"""17.3: forward of ring attention in zig-zag order, where a query may see no key of a block."""
+"""17.3: forward of ring attention in zig-zag order, where a block may have no key for a query."""
 
 import torch
 from torch import distributed as dist
@@ -10,7 +10,7 @@ from course.check.listen import listen
 from lib import comm
 from lib.context_parallel.ring import ring_attention
 
-ROWS, HEADS, CHUNK, WIDTH = 2, 2, 2, 4  # too few heads to exchange; CHUNK tokens, of which a rank has two
+ROWS, HEADS, CHUNK, WIDTH = 2, 2, 2, 4  # too few heads to exchange; CHUNK tokens, two for each rank
 SENT, TO = "bytes sent", "sent to"
 NEXT, ALL, SEVERAL = "one neighbour", "all ranks at once", "several ranks"
 FACTS = {SENT: AS_NEEDED, TO: NEXT}
@@ -69,8 +69,8 @@ def zigzag_ring(q, k, v, group):
 
 
 def by_halves(q, k, v, group):
-    """The other way around the ring in messages, positions with the keys; a block's own softmax, and only where a
-    query sees a key; a running maximum and sum, divided at the end."""
+    """The other way around the ring in messages, positions with the keys; a softmax for each block, with a
+    running maximum and sum, divided at the end."""
     n, r, size = group.size, group.rank, q.shape[2] // 2
     mine = torch.cat([torch.arange(size) + c * size for c in (r, 2 * n - 1 - r)])
     before, after = (r - 1) % n, (r + 1) % n
@@ -146,12 +146,12 @@ new = torch.logaddexp(lse, scores.logsumexp(-1)) => part = scores.logsumexp(-1);
 o = o + (scores - new[..., None]).exp() @ kv[1] => o += (part - new).exp()[..., None] * (scores.softmax(-1) @ kv[1])
 or new = torch.logaddexp(lse, scores.logsumexp(-1)) => part = scores.logsumexp(-1); new = torch.logaddexp(lse, part)
 (scores - new[..., None]).exp() @ kv[1] => (scores - part[..., None]).exp() @ kv[1] * (part - new).exp()[..., None]
-    Your result has NaN: of some blocks the early queries see no key. A softmax of the block alone is then 0/0, and so
+    Your result has NaN: some blocks have no key for the early queries. A softmax of the block alone is then 0/0, and so
     is exp(-inf - (-inf)) with its log-sum-exp. A weight of 0 does not help, because 0 · NaN is NaN.
         Subtract the common log-sum-exp from the scores: (scores - new).exp() is 0 where a key is not seen. Or leave
         such queries out.
 owner = (group.rank - step) % n => owner = (group.rank + step) % n
-    You take the keys for those of the rank `step` places further on. They come from the rank before: keys move to the
+    You look for the owner `step` places further on. They come from the rank before: keys move to the
     next rank. With two ranks both are the same.
         After `step` hops the owner is (rank - step) % n.
 owner = (group.rank - step) % n => owner = group.rank
@@ -159,11 +159,11 @@ or places(owner) > places(group.rank)[:, None] => torch.ones(2 * size, 2 * size)
     You mask each block as if its keys were this rank's own.
         After `step` hops the keys are those of rank (rank - step) % n: take their places.
 kv = comm.shift(kv, group) => kv = comm.shift(torch.stack([k, v]), group)
-    You pass your own keys on in every step, so each hop brings those of the rank before again. With two ranks that is
-    right.
-        Pass on what has just arrived.
+    You pass your own keys on in every step, so each hop brings the keys of the rank before again. With two ranks this
+    is right.
+        Pass on the block that has just arrived.
 kv = comm.shift(kv, group) => kv = torch.stack([comm.shift(kv[0], group), kv[1]])
-    The keys go around, and the values stay: weights of one rank's tokens, values of another's.
+    The keys go around, and the values stay: weights of one block, values of a different block.
         Pass both on.
 lambda *given: by_blocks(*given, as_halves)
 or lambda *given: by_blocks(*given, as_a_mean)
@@ -181,24 +181,24 @@ new = torch.logaddexp(lse, scores.logsumexp(-1)) => new = torch.maximum(lse, sco
         The sums add up: torch.logaddexp.
 new = torch.logaddexp(lse, scores.logsumexp(-1)) => new = torch.logaddexp(lse, scores.amax(-1))
     You take the highest score of a block for its log-sum-exp.
-        It keeps exponentials in range. The block's weight is its sum: scores.logsumexp(-1).
+        It keeps exponentials in range. The weight of a block is its sum: scores.logsumexp(-1).
 scores = scores.masked_fill(later, -torch.inf) =>
-    There is no mask: a query also sees later keys.
-        Compare the places of the owner's keys with those of your queries.
+    There is no mask: a query also attends to later keys.
+        Compare the places of the owner's keys with the places of your queries.
 chunks = (rank, 2 * n - 1 - rank) => chunks = (2 * rank, 2 * rank + 1)
     You take the tokens of a rank for consecutive ones.
         In zig-zag order rank r has the chunks r and 2n - 1 - r.
 places(owner) > places(group.rank)[:, None] => places(owner) >= places(group.rank)[:, None]
-    A query does not see its own key.
+    A query does not attend to the key of its position.
         Hide only the keys that come later.
 / q.shape[-1] ** 0.5 =>
     The scores are not divided by the root of the width of a head.
         Divide them by √E.
 if step < n - 1: => if True:
-    The result is right, and the keys and values are sent n times: the last hop brings home what nobody uses.
+    The result is right, and the keys and values are sent n times: nothing uses the block of the last hop.
         n - 1 hops are enough.
 by_gathering
-    The result is right, and the keys of all ranks were here at once: that is the gather.
+    The result is right, and the keys of all ranks were here at the same time: that is the gather.
         Send to one neighbour, and keep one block at a time.
 """
 
@@ -211,7 +211,7 @@ or return torch.cat([ => return (100 * (torch.cat([
 size for c in chunks]) => size for c in chunks])))
 or torch.arange(size) + c * size for c in chunks => (2 * (torch.arange(size) + c * size)) for c in chunks
 or torch.arange(size) + c * size for c in chunks => (100 * (torch.arange(size) + c * size)) for c in chunks
-    Places are compared, and nothing but their order counts.
+    Places are compared, and only their order counts.
 """
 
 EXERCISE = exercise(globals(), points=3, right=(zigzag_ring, by_halves, by_the_library))

@@ -1,4 +1,7 @@
-"""17.4: the bytes that a rank sends in attention, forward and backward, as a run counts them."""
+"""17.4: the bytes that a rank sends in attention, forward and backward, as a run counts them.
+
+The judge has a formula. At each check a run of the library must agree with it, or nothing passes.
+"""
 
 import torch
 
@@ -10,22 +13,17 @@ from lib.context_parallel.attention import gather_attention, ulysses_attention
 from lib.context_parallel.ring import ring_attention
 
 WAYS = {"gather": gather_attention, "ring": ring_attention, "ulysses": ulysses_attention}
-HEADS = (
-    (12, 12),
-    (24, 12),
-    (12, 3),
-    (12, 1),
-)  # of queries, of keys and values: those that a number of ranks can share
+HEADS = ((24, 12), (12, 3), (12, 1))  # H and K: K above, near and below the number of ranks
 WHATS = ("forward", "backward")
 
 
 def inputs(generator, n):
-    """Sizes in which no two letters are alike. The judge's formula says what is right, and the run counts as well."""
+    """New sizes at each call, equal on all ranks."""
     cases = []
     for heads, kv_heads in HEADS:
         if kv_heads % n and n % kv_heads:
             kv_heads = n // 2
-        rows, tokens, width = whole(generator, 1, 4), n * whole(generator, 5, 8), 2 * whole(generator, 4, 8)
+        rows, tokens, width = whole(generator, 2, 5), n * whole(generator, 5, 8), 2 * whole(generator, 4, 8)
         cases.append((rows, tokens, heads, kv_heads, width))
     return [{"cases": cases}] * n
 
@@ -108,21 +106,21 @@ def in_units(way, n, rows, tokens, heads, kv_heads, width):
 
 MISTAKES = """
 return forward, forward * (2 if way == "ring" else 1) => return forward, forward
-    Your ring's backward sends as much as its forward. The keys and values go around again, because nobody has kept
-    them, and with each block travels its gradient.
+    Your ring's backward sends as much as its forward. The keys and values go around again, because they were not
+    kept, and with each block travels its gradient.
         Count both: twice as much as forward.
 return forward, forward * (2 if way == "ring" else 1) => return forward, forward * 2
-    Your gather's backward sends twice what its forward does. The gathered keys and values are still there, and their
+    Your gather's backward sends twice as much as its forward. The gathered keys and values were kept, and their
     gradients need one reduce-scatter.
         It sends as much as the gather. (An all-reduce would send twice as much.)
 return forward, forward * (2 if way == "ring" else 1) => return forward, forward * (3 if way == "ring" else 1)
-    Your backward of the ring has three rounds. Three are those of both directions together.
+    Your backward of the ring has three rounds. Both directions together have three.
         Return forward and backward apart: one round, then two.
 a_head = rows * (tokens / n) * width * element_bytes => a_head = rows * tokens * width * element_bytes
-    You count keys and values of the full sequence in each message. A rank sends those of T/n tokens at a time.
+    You count keys and values of the full sequence in each message. A message has T/n tokens.
         Divide the tokens by n.
 forward = 2 * kv_heads * a_head * (n - 1) => forward = 2 * kv_heads * a_head * n
-    You count n messages of keys and values. A rank's own are there already.
+    You count n messages of keys and values. A rank has its own already.
         n - 1 blocks arrive, and n - 1 are sent on.
 forward = 2 * kv_heads * a_head * (n - 1) => forward = 2 * kv_heads * a_head * (n - 1) / n
     For the ring and the gather you count n times too little: a rank sends its block, or one of a neighbour, n - 1
@@ -130,7 +128,7 @@ forward = 2 * kv_heads * a_head * (n - 1) => forward = 2 * kv_heads * a_head * (
         The factor (n - 1)/n belongs to the keys and values of the full sequence.
 forward = 2 * kv_heads * a_head * (n - 1) => forward = 2 * heads * a_head * (n - 1)
     For the ring and the gather you count a head of keys for each query head.
-        Only K heads travel, however many queries share one.
+        Only K heads travel, for any number of queries.
 forward = 2 * kv_heads * a_head * (n - 1) => forward = kv_heads * a_head * (n - 1)
     For the ring and the gather you count keys or values.
         Both travel: factor 2.
@@ -151,13 +149,13 @@ exchanged = 2 * (heads + copied) * a_head * (n - 1) / n => exchanged = 2 * (head
         Multiply by (n - 1)/n.
 exchanged = 2 * (heads + copied) * a_head * (n - 1) / n => exchanged = (heads + 2 * copied) * a_head * (n - 1) / n
     Ulysses has four exchanges in forward, and you count three: queries, keys and values.
-        The output goes back to its tokens: H heads once more.
+        The output returns to its tokens: H heads.
 exchanged = 2 * (heads + copied) * a_head * (n - 1) / n => exchanged = (2 * heads + copied) * a_head * (n - 1) / n
     For Ulysses you count keys or values.
         Both are exchanged: queries, keys, values, output.
 in ulysses: return exchanged, exchanged => return exchanged, 0
-    You have no backward for Ulysses. The gradient of the output is exchanged, and then those of queries, keys and
-    values.
+    You have no backward for Ulysses. The gradients of the output, queries, keys and values are
+    exchanged.
         Each exchange has one in backward, the reverse.
 element_bytes = 4 => element_bytes = 2
     You count 2 bytes for an element.

@@ -67,7 +67,7 @@ def by_autograd(q, k, v, o, lse, d_o, group):
 
 
 def by_rows(q, k, v, o, lse, d_o, group):
-    """All keys at once, so that the sum of the softmax can be taken as report B has it; a reduce-scatter at the end."""
+    """All keys are gathered, and the sum of the softmax is taken as report B has it; a reduce-scatter at the end."""
     k, v = (comm.all_gather(x, group, 2) for x in (k, v))
     queries = torch.arange(q.shape[2]) + group.rank * q.shape[2]
     scores = (q @ k.mT / q.shape[-1] ** 0.5).masked_fill(torch.arange(k.shape[2]) > queries[:, None], -torch.inf)
@@ -78,8 +78,8 @@ def by_rows(q, k, v, o, lse, d_o, group):
 
 MISTAKES = """
 key, value = kv => key, value = k, v
-    Every step still computes with this rank's own keys and values. The blocks of the others arrive, and nobody looks at
-    them. In forward they were used, so the loss is right.
+    Every step still computes with this rank's own keys and values. The blocks of all ranks arrive, and are not
+    used. In forward they were used, so the loss is right.
         Take key and value from kv, which has just arrived.
 key, value = kv => key, value = k, v
 (d_weights - share) => (d_weights - (weights * d_weights).sum(-1, keepdim=True))
@@ -88,37 +88,37 @@ key, value = kv => key, value = k, v
         Leave `share` as it was, and take key and value from kv, which has just arrived.
 (d_weights - share) => (d_weights - (weights * d_weights).sum(-1, keepdim=True))
     The keys and values are right now, and you followed report B as well: you sum over the keys of one block. A softmax
-    was over all keys of a query. Its sum of P · dP is that of d_o · o, because o is the sum of P · v.
+    was over all keys of a query. Its sum of P · dP is the sum of d_o · o, because o is the sum of P · v.
         Leave `share` as it was.
 key, value = kv => key, value = kv[0], v
-    Each block's keys are right, and the values are still this rank's own.
+    The keys of each block are right, and the values are still this rank's own.
         Take both from kv, which has just arrived.
 key, value = kv => key, value = k, kv[1]
-    Each block's values are right, and the keys are still this rank's own.
+    The values of each block are right, and the keys are still this rank's own.
         Take both from kv, which has just arrived.
 d_q += d_scores @ key => d_q += d_scores @ k
     The weights are right, and the gradient of q still comes from this rank's own keys.
         The gradient of a score goes to q through the key that it was computed with.
 key, value = kv => kv = comm.shift(kv, group); key, value = kv
 kv, d_kv = comm.shift(kv, group), comm.shift(d_kv, group) => d_kv = comm.shift(d_kv, group)
-    Your keys are one hop too far on: the first block is that of the rank before, and the mask is this rank's own.
-        Compute with what is here, then pass it on.
+    Your keys are one hop too far on: the first block is from the rank before, and the mask is this rank's own.
+        Compute with the block that is here, then pass it on.
 owner = (rank - step) % n => owner = (rank + step) % n
-    You take the keys for those of the rank `step` places further on. They come from the rank before.
-        After `step` hops the owner is (rank - step) % n, as it was.
+    You look for the owner `step` places further on. They come from the rank before.
+        After `step` hops the owner is still (rank - step) % n.
 kv, d_kv = comm.shift(kv, group), comm.shift(d_kv, group) => kv = comm.shift(kv, group)
     The gradient of keys and values does not travel: each rank adds up its terms for blocks of different ranks.
         Pass d_kv on with the block that it belongs to; after n hops it is at home.
 => kv, d_kv = comm.shift(kv, group), comm.shift(d_kv, group) if step < n - 1 else d_kv
-    The gradient of keys and values makes one hop too few: each rank has that of the next rank's tokens.
+    The gradient of keys and values makes one hop too few: each rank has the gradient of the next rank's tokens.
         After n hops it is at home.
 (scores - lse[..., None]).exp() => scores.softmax(-1).nan_to_num()
-    You divide the weights of each block by the block's own sum. Forward divided by the sum over all keys.
-        Subtract lse, as it was.
+    You divide the weights of each block by the sum of that block. Forward divided by the sum over all keys.
+        Subtract lse again.
 return d_q, *d_kv => return d_q, *comm.all_reduce(d_kv, group)
-    You also sum the gradients of keys and values over the ranks. They have gone around, and every rank has added its
-    term: now those of different tokens are in one sum.
-        Return them as they have come home.
+    You also sum the gradients of keys and values over the ranks. On their way every rank added its
+    term: now the gradients of different tokens are in one sum.
+        Return them as they came home.
 return d_q, *d_kv => return comm.all_reduce(d_q, group), *d_kv
     You also sum the gradient of q over the ranks. A rank's queries meet all keys here.
         Their gradient is complete.
