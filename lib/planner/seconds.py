@@ -65,7 +65,7 @@ class BlockTime(NamedTuple):
         return 1 - self.forward_s / self.computation_s
 
     def towards(self, other: BlockTime, part: float) -> BlockTime:
-        """The mean of two blocks, of which a part is as the other."""
+        """The mean of this block and a second one, which weighs `part`."""
         computed = (a + (b - a) * part for a, b in zip(self[:5], other[:5], strict=True))
         waits = (a.times(1 - part) + b.times(part) for a, b in zip(self[5:], other[5:], strict=True))
         return BlockTime(*computed, *waits)
@@ -271,7 +271,7 @@ def block_s(
 ) -> BlockTime:
     """A block and microbatch, forward and backward, with this `way` of attention over cp, or that of the software.
 
-    What backward recomputes is computed, written and read once more; the mean over blocks if that is not every block.
+    A recomputed product is computed, written and read again; the mean over blocks if that is not every block.
     """
     if every > 1:
         plain, again = (block_s(training, tp, cp, rows, slices, how, 1, way) for how in ("none", recompute))
@@ -310,7 +310,7 @@ def _over_tp(
 ) -> AxisWait:
     """The sums of a block over tensor-parallel ranks, forward and backward.
 
-    With sequence parallelism a sum is a gather and a scatter, each in pieces beside the matmul before or behind it.
+    With sequence parallelism a sum is a gather and a scatter, each in pieces during the matmul before or after it.
     Without, it is an all-reduce: nothing runs beside it in forward, and in backward the gradient of the weights,
     `weights_s` of the matmuls. The second gather of column layers hides there as well.
     """
