@@ -415,7 +415,7 @@ STRANGE = {
         layout(lambda found: (found[0], 87, 0.18, 13.0)),
         e136.but(Layout(pp=8, tp=8, microbatches=64, recompute="selective")),
         e136.but(Layout(2, 4, 8, microbatches=32, **SLIM)),
-        e136.but(Layout(2, 4, 8, "pp,dp,tp", microbatches=32, zero=1, **SLIM)),
+        e136.but(Layout(2, 4, 8, order="pp,dp,tp", microbatches=32, zero=1, **SLIM)),
         e136.but(Layout(1, 16, 4, microbatches=64, schedule="interleaved", stages_per_rank=5, **SLIM)),
     ],
     "14.1": [*map(seconds, (np.float64, torch.tensor, lambda x: np.array([x])[0], lambda x: x + 1e-9))],
