@@ -526,7 +526,7 @@ NEARLY = {  # with a word of the verdict
         (lambda: Layout(dp=2, pp=4, tp=8, zero=3), "zero=3 and pp=4"),
         (e136.but(Layout(2, 4, 8, microbatches=48, zero=1, **SLIM)), "64 sequences cannot"),
         (e136.but(Layout(1, 8, 8, microbatches=4, schedule="interleaved", stages_per_rank=2, **SLIM)), "m"),
-        (e136.but(Layout(2, 4, 8, "tp,pp,dp", microbatches=32, zero=1, **SLIM)), "✗ a tp group"),
+        (e136.but(Layout(2, 4, 8, order="tp,pp,dp", microbatches=32, zero=1, **SLIM)), "✗ a tp group"),
         (e136.but(Layout(dp=64, zero=3, recompute="full")), "gradients are sent between nodes"),
         (layout(lambda found: (found[0], 86.7 / 1.024**3, *found[2:])), "with the highest peak is not right"),
         (layout(lambda found: (found[0], "86.7", *found[2:])), "with the highest peak is not right"),
