@@ -64,7 +64,7 @@ def _ours(training: Training, layout: Layout4D) -> Layout:
             f"that divide {training.model.num_layers} blocks evenly"
         )
     more = {"schedule": "interleaved" if v > 1 else "1f1b", "stages_per_rank": v, "sequence_parallel": tp > 1}
-    return Layout(dp, pp, tp, "pp,dp,tp", microbatches=training.global_batch // dp // rows, **more)
+    return Layout(dp, pp, tp, order="pp,dp,tp", microbatches=training.global_batch // dp // rows, **more)
 
 
 def _rounds(
