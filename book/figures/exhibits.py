@@ -252,9 +252,9 @@ def _late_shift(run: RunSeen, healthy: Healthy) -> Figure:
             rows[f"rank {rank}, tokens {chunk[0]} to {chunk[-1]}"] = shares
     note = (
         "A row is a chunk. Each number is a share of the log-probability on one rank; nothing follows the last token. "
-        "See where the red ones are, and which row has none."
+        "See where the red ones are, and which last number is right."
     )
-    return _shares(rows, "The log-probability after each token of a chunk", note, columns="no.")
+    return _shares(rows, "The log-probability after each token of a chunk", note, columns="place")
 
 
 DRAWN: Mapping[str, Callable[[RunSeen, Healthy], Figure]] = {
