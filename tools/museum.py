@@ -20,7 +20,7 @@ from course.museum.room import Room
 
 BEGIN, END = "<!-- rooms: written by tools/museum.py -->", "<!-- end of the rooms -->"
 PAGE, TASKS = ROOT / "chapters" / "15b_museum.md", ROOT / "solutions" / "15_when_it_goes_wrong.md"
-QUESTION = "What kind of cause is it?"
+QUESTION = "What kind of cause?"
 SHOWN = (
     "What does each of your checks say of the sick run of every room? This is shown and not judged. A false alarm: the "
     "check fires on the healthy run of this room as well. A dash: the run does not have the numbers that it looks at."
@@ -61,7 +61,7 @@ exhibit_drawn("{room.id}")
 > **Guess before you read on.** {QUESTION}
 {guesses}
 
-<details class="cause"><summary>The cause, and the program</summary>
+<details class="cause"><summary>Cause and program</summary>
 
 {cause}
 
@@ -71,7 +71,7 @@ exhibit_drawn("{room.id}")
 
 </details>
 
-Write the check: [exercise {room.id.partition(".")[2]}]({task}).
+[Write the check]({task}).
 """
 
 

@@ -241,6 +241,22 @@ def _muon_on_shards(run: RunSeen, healthy: Healthy) -> Figure:
     return _shares(rows, "Gradients and updates of two weights", note)
 
 
+def _late_shift(run: RunSeen, healthy: Healthy) -> Figure:
+    right = healthy()["logprobs"].tolist()
+    rows = {}
+    for rank, known in enumerate(run.ranks):
+        found = dict(zip(known["tokens"], known["logprobs"].tolist(), strict=True))
+        half = len(found) // 2
+        for chunk in (known["tokens"][:half], known["tokens"][half:]):
+            shares = [found[token] / right[token] if right[token] else "none" for token in chunk]
+            rows[f"rank {rank}, tokens {chunk[0]} to {chunk[-1]}"] = shares
+    note = (
+        "A row is a chunk. Each number is a share of the log-probability on one rank; nothing follows the last token. "
+        "See where the red ones are, and which last number is right."
+    )
+    return _shares(rows, "The log-probability after each token of a chunk", note, columns="place")
+
+
 DRAWN: Mapping[str, Callable[[RunSeen, Healthy], Figure]] = {
     "15.4": _token_count,
     "15.5": _replicas_in_norm,
@@ -255,6 +271,7 @@ DRAWN: Mapping[str, Callable[[RunSeen, Healthy], Figure]] = {
     "15.14": _deadlock,
     "15.15": _bubble_report,
     "15.16": _muon_on_shards,
+    "15.20": _late_shift,
 }
 
 

@@ -1,10 +1,9 @@
 """15.10: a checkpoint that loads without an error, and a model that has forgotten everything.
 
-In February 2025 a model was trained with ROCm's Megatron on eight GPUs, to a loss of about 2. On eight GPUs it went
-on from its checkpoint as if nothing had happened. On a different number of GPUs the checkpoint loaded too, but the
-loss began at about 10, and the model wrote gibberish. Put together and compared with the saved ones, all weights were
-right, except one in each layer. A year later the attention of NeMo AutoModel had silently wrong results with tensor
-parallelism. In both, every shape fitted.
+In February 2025 a model was trained with ROCm's Megatron on eight GPUs, to a loss of about 2. On eight GPUs it went on
+from its checkpoint. On a different number of GPUs the checkpoint loaded too, but the loss began at about 10, and the
+model wrote gibberish. Compared with the saved weights, all were right, except one in each layer. A year later the
+attention of NeMo AutoModel was silently wrong with tensor parallelism. In both, every shape fitted.
 """
 
 import torch

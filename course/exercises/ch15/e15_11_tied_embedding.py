@@ -1,9 +1,9 @@
 """15.11: a loss that jumps at the restart, although everything was saved.
 
-A Llama was pretrained from its configuration with NeMo AutoModel, in June 2026. The job was stopped and went on from
-its checkpoint, and the first loss after the restart was much larger than the last loss before. Saving and loading had
-been silent: the file had all that the configuration asks for, and this Llama's head is to be its embedding. Here the
-loss before the restart and the loss after it are of the same batch.
+In June 2026 a Llama was pretrained from its configuration with NeMo AutoModel, stopped, and went on from its
+checkpoint. The first loss after the restart was much larger than the last before. Saving and loading had been silent:
+the file had all that the configuration asks for, and this Llama's head is to be its embedding. Here both losses are of
+the same batch.
 """
 
 import torch

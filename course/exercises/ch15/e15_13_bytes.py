@@ -1,10 +1,9 @@
 """15.13: a switch that was on, and a network as busy as before.
 
-torchtitan can train with two implementations of ZeRO-3, PyTorch's FSDP2 and its own SimpleFSDP. torchao, the library
-for 8-bit floats, has a switch that saves bytes on the network: weights are to be gathered in 8 bits. In April 2026 a
-report compared the two. With FSDP2 the all-gathers of the weights sent half as many bytes as before. With SimpleFSDP
-the bytes stayed as they had been: only traces of both showed it. This lab computes in float64, and sends gradients
-and losses in it.
+torchtitan has two implementations of ZeRO-3, PyTorch's FSDP2 and its own SimpleFSDP. torchao, the library for 8-bit
+floats, has a switch with which weights are to be gathered in 8 bits. In April 2026 a report compared the two. With
+FSDP2 the all-gathers sent half as many bytes as before. With SimpleFSDP the bytes stayed, which only traces showed.
+This lab computes in float64, and sends gradients and losses in it.
 """
 
 import torch

@@ -1,10 +1,9 @@
 """15.14: a pipeline that hangs, and hangs again after the repair.
 
-In January 2026 an engineer with AMD GPUs saw in a trace that each receive of a pipeline, posted early, delayed the
-compute after it. A maintainer of PyTorch changed `Interleaved1F1B` for him: a rank now receives right before it needs
-the message. On one node the program ran a third faster. On two nodes the same program, two ranks with two stages
-each, never finished its step. Here stages 0 and 2 are on rank 0, stages 1 and 3 on rank 1. `run 1F0` is the forward
-of stage 1 with microbatch 0, and message `1F0` is the activation that it needs.
+In January 2026 an engineer with AMD GPUs saw that each receive of a pipeline, posted early, delayed the compute after
+it. A maintainer of PyTorch changed `Interleaved1F1B`: a rank now receives right before it needs the message. On one
+node the program ran a third faster. On two nodes, two ranks with two stages each, it never finished its step. Here
+stages 0 and 2 are on rank 0. `run 1F0` is the forward of stage 1 with microbatch 0, and message `1F0` is its input.
 """
 
 from collections import Counter

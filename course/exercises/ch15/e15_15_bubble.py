@@ -1,9 +1,8 @@
 """15.15: a lab that reports too short a bubble.
 
-A large open textbook on machine learning systems has a lab on distributed training. Its reader chooses the pipeline
-stages and the microbatches, and the lab reports the share of the step in which the ranks idle. For 4 stages and 16
-microbatches it says 4.7 %, below its own limit of 10 %, and it computes the utilisation of the hardware from this
-number. Here four ranks run such a step, and count.
+In a large open textbook on machine learning systems, a lab on distributed training reports the share of a step in which
+the ranks of a pipeline idle. For 4 stages and 16 microbatches it says 4.7 %, below its own limit of 10 %. Here four
+ranks run such a step, and count.
 """
 
 import torch

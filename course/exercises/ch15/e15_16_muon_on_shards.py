@@ -1,11 +1,10 @@
 """15.16: an optimizer whose step depends on the layout.
 
 Muon replaces a gradient by the orthogonal matrix nearest to it, with a few steps of the Newton–Schulz iteration. In
-September 2026 a contributor of DeepSpeed trained a model on one rank and on two tensor-parallel ranks, from one seed
-and batch. Losses and gradients of the first step agreed. The updates of the query weight differed by 39 %, and the
-update of two ranks had a norm that was 11 % larger. Here four ranks share the rows of a square weight, query with 8 ×
-8, and of a tall one, up with 32 × 8. All singular values of an update are 1, so its norm should be √8 = 2.828 for
-both, for any gradient.
+September 2026 a contributor of DeepSpeed compared one rank with two tensor-parallel ranks. Losses and gradients of the
+first step agreed. The updates of the query weight differed by 39 %, and the update of two ranks had a norm that was 11
+% larger. Here four ranks share the rows of a square weight, query with 8 × 8, and of a tall one, up with 32 × 8. All
+singular values of an update are 1, so its norm should be √8 = 2.828 for both.
 """
 
 import torch

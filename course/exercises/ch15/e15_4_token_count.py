@@ -1,9 +1,8 @@
 """15.4: a loss that depends on who got the long sentences.
 
-Until January 2026 a batch could have one gradient on two data-parallel ranks of torchtitan and another on four.
-Nothing failed, and the loss went down. The sentences of a batch differ in length, and padding does not count as a
-token. Fifteen months earlier the same had been found in transformers and torchtune, between the microbatches of one
-rank.
+Until January 2026 the gradient of a batch in torchtitan could depend on the number of data-parallel ranks. The loss
+went down. Sentences differ in length, and padding does not count as a token. Fifteen months earlier the same had been
+found in transformers and torchtune, between microbatches.
 """
 
 import math

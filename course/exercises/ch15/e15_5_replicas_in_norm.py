@@ -1,9 +1,8 @@
 """15.5: a gradient norm that grows with the number of tensor-parallel ranks.
 
 Two models with multi-head latent attention were trained on eight tensor-parallel ranks. Their logged gradient norms
-were 1.52 and 1.36 times the right ones, with a ratio that was constant over the steps. The loss was almost the same:
-gradients are clipped by this norm, and an optimizer that divides by the size of a gradient hardly notices. But people
-choose the clipping threshold, and call for help, by this number.
+were 1.52 and 1.36 times the right ones, in each step. The loss was almost the same: gradients are clipped by this norm,
+and Adam hardly notices. But people choose the clipping threshold by it.
 """
 
 import torch

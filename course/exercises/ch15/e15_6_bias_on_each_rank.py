@@ -1,8 +1,7 @@
 """15.6: an output that depends on the number of ranks.
 
-In June 2026 a reader of MinivLLM, a small inference engine, computed one linear layer on two tensor-parallel ranks
-and in one process. Nothing failed, and the outputs were not the same. Another had doubted these lines in January. In
-August torchtitan fixed the same in the experts of GPT-OSS.
+In June 2026 a reader of MinivLLM, a small inference engine, computed one linear layer on two tensor-parallel ranks and
+in one process. The outputs differed. In August torchtitan fixed the same in the experts of GPT-OSS.
 """
 
 import torch

@@ -1,8 +1,8 @@
 """15.7: a router that trains, and not as in one process.
 
-In August 2026 a user of torchtitan read the gradients of a mixture of experts, parameter by parameter, on one rank
-and on two and four tensor-parallel ranks. The loss curves looked normal. The five worst gradients of the model were
-those of its five routers. In October 2025 a maintainer had fixed a fault of this kind for the first time.
+In August 2026 a user of torchtitan read the gradients of a mixture of experts, parameter by parameter, on one, two and
+four tensor-parallel ranks. Loss curves looked normal. The five worst gradients were those of the five routers. In
+October 2025 a maintainer had fixed such a fault for the first time.
 """
 
 import torch

@@ -1,9 +1,8 @@
 """15.8: two curves that part after the first step.
 
-With ZeRO-1 each rank steps a shard of the weights, and then all-gathers bring it to the others, before the next
-forward. Megatron-LM has an option with which a step waits less for these gathers. It must not change any value. In July
-2024 a user described how to see that values change: train a hundred steps on four data-parallel ranks with the option,
-then without it, and compare the losses.
+With ZeRO-1 each rank steps a shard of the weights, and all-gathers bring it to the others. Megatron-LM has an option
+with which a step waits less for them. It must not change any value. In July 2024 a user told how to see that values
+change: train a hundred steps on four data-parallel ranks with it, then without, and compare the losses.
 """
 
 import torch

@@ -1,10 +1,9 @@
 """15.9: tokens that know the future.
 
-Context parallelism cuts the sequence: each rank gathers the keys and values of all ranks, and computes the attention
-of its tokens. In May 2026 a reader of torchtitan's code saw that a refactoring had changed the attention. The thread
-names no run that failed, but there is a rule that every causal attention obeys. Here the tensors of a rank have axes
-for its tokens, for heads and for the width of a head, and twelve heads of the queries share one head of keys and
-values.
+With context parallelism each rank gathers the keys and values of all ranks, and computes the attention of its tokens.
+In May 2026 a reader of torchtitan's code saw that a refactoring had changed it. The thread names no run that failed,
+but there is a rule that every causal attention obeys. Here the tensors of a rank have axes for tokens, heads and the
+width of a head, and twelve heads of queries share one of keys and values.
 """
 
 import torch
