@@ -1,16 +1,16 @@
-"""Attention over context-parallel ranks: what each of three ways sends, what hides it, and what it keeps.
+"""Attention over context-parallel ranks, in three ways: their messages, their overlap and their memory.
 
 The problem: "context parallelism costs the keys and values" is true of one way. The idea, for n ranks, x bytes of the
 queries of all tokens and g·x of their keys, or of their values:
 
                sent in a block       hides                               kept, beside what a rank has of its tokens
-    ring       6g(n − 1)/n · x       each hop, behind one block          nothing
+    ring       6g(n − 1)/n · x       each hop, during one block          nothing
     gather     as much, or 4g        only what the software can          nothing, or keys and values of all tokens
     ulysses    4(1 + g)(n − 1)/n²·x  nothing                             the result of attention, by heads
 
 A ring sends keys and values in forward and in backward, and their gradients. A gather has them again in backward, or
 keeps them. Ulysses swaps tokens for heads before attention, and back; with fewer heads of keys than ranks it copies
-them. A block that is recomputed sends what forward sends once more. A block of attention is that of a rank's queries
+them. A block that is recomputed repeats the messages of forward. A block of attention has a rank's queries
 to the keys of one rank: of the causal half 1/n, if all ranks have the same, and its hops take the rest of their time.
 
 Sources: Liu et al. 2023 (arXiv 2310.01889), table 2; Jacobs et al. 2023 (arXiv 2309.14509), section 3.2; chapter 17.
@@ -24,7 +24,7 @@ from lib.planner.training import Layout4D, Training
 
 
 def way_of(training: Training, layout: Layout4D) -> str:
-    """`gather`, `ring` or `ulysses`: that of the layout, or else that of the software."""
+    """`gather`, `ring` or `ulysses`: the way of the layout, or else of the software."""
     return layout.attention or training.stack.cp_attention
 
 
@@ -64,7 +64,7 @@ def more_kept_bytes(training: Training, way: str, tp: int, cp: int, rows: int, r
 def over_cp(
     training: Training, way: str, tp: int, cp: int, rows: int, attention_s: float, passes: float, again: bool
 ) -> AxisWait:
-    """The messages of a block and microbatch, and what attention hides of them.
+    """The messages of a block and microbatch, and the part that attention hides.
 
     Args:
         attention_s: seconds of attention, forward and backward, in so many `passes`: a pass is that of forward.
