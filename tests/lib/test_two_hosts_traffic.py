@@ -49,7 +49,8 @@ def trained(hosts, folder, layout, ranks, steps):
     """Train on both hosts; the seconds of each step."""
     program, report = folder / "counted.py", folder / "report.json"
     program.write_text(COUNTED)
-    axes = " ".join(f"--{axis} {n}" for axis, n in layout.sizes.items())
+    options = {**layout.sizes, "attention": layout.attention}
+    axes = " ".join(f"--{name} {value}" for name, value in options.items())
     words = f"{program} {folder} {axes} --steps {steps} --validate-every 0 --report {report}"
     both = [hosts.torchrun(host, words, ranks=ranks) for host in ADDRESSES]
     assert [one.wait(300) for one in both] == [0, 0], hosts.said("node0") + hosts.said("node1")
@@ -67,6 +68,7 @@ def planned_bytes(layout, ranks):
     [
         pytest.param({"tp": 2, "dp": 2}, 2, marks=pytest.mark.hosts("TP inside, DP across")),
         pytest.param({"tp": 2, "pp": 2}, 2),  # TP inside, PP across
+        pytest.param({"tp": 2, "cp": 2, "attention": "ring"}, 2, marks=pytest.mark.hosts("TP inside, a ring across")),
         pytest.param({"tp": 4}, 2),  # TP across: of the ring of four ranks one link leaves each host
     ],
     ids=str,
