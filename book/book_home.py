@@ -124,9 +124,16 @@ def machines() -> Iterator[Box]:
     yield 41, 19, 14, 5, "comm"
 
 
+def triangle() -> Iterator[Box]:
+    """Causal attention of four ranks: a block for each pair of queries and earlier keys."""
+    for queries in range(4):
+        for keys in range(4):
+            yield 14 + 17 * keys, 11 * queries, 16, 10, RANKS[queries] if keys <= queries else "idle"
+
+
 ICONS = (
     *(memory, collectives, copies, shards, lambda: shards(1), columns, tokens, stairs, lambda: stairs(True)),
-    *(crossing, rounds, lambda: stairs(True, True), blocks, layouts, fingerprint, machines),
+    *(crossing, rounds, lambda: stairs(True, True), blocks, layouts, fingerprint, machines, triangle),
 )
 SECOND_PAGES = {"10c": late}
 

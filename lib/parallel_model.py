@@ -67,7 +67,7 @@ class ParallelModel:
         norm_over: the ranks over which the gradient norm is summed.
         serial: key of the full `state_dict` → the name of its parameter, and its shape.
         seed: seed of dropout, and of all random numbers in forward.
-        part_of: function from some rows to the tokens of them that are this rank's; all, without context parallelism.
+        part_of: function from some rows to the tokens of them that are this rank's. Default: all of them.
         documents_of: function from some rows to the number of the document of each token, if a row has several.
         gradients: sums their gradients.
         optimizer: the torch optimizer on the owned pieces.
@@ -83,11 +83,12 @@ class ParallelModel:
     norm_over: Group
     serial: Mapping[str, tuple[str, torch.Size]]
     seed: int = 0
-    part_of: Callable[[Tensor], Tensor] = lambda rows: rows
+    part_of: Callable[[Tensor], Tensor] | None = None
     documents_of: Callable[[Tensor], Tensor] | None = None
 
     def __post_init__(self) -> None:
         self.dp, self.pp, self.tp = (self.mesh.group(axis) for axis in ("dp", "pp", "tp"))
+        self.part_of = self.part_of or (lambda rows: rows)
         self.over_tokens = self.mesh.group_of_some(*TOKENS)
         self.gradients, self.optimizer = self.owner.gradients, self.owner.optimizer
         self.shapes = dict(self.serial.values())

@@ -1,7 +1,7 @@
 // A formula as plain symbols, for text that nobody typesets: \frac{n-1}{n}\,S is "(n−1)/n S". It knows what pages write
 // within a line; a test gives it all of that, and sees a backslash where something is new.
 const plainFormula = (() => {
-  const SYMBOLS = { cdot: "·", times: "×", le: "≤", ge: "≥", approx: "≈", leftarrow: "←", infty: "∞", dots: "…", partial: "∂", sum: "∑", odot: "⊙", top: "⊤", Psi: "Ψ", alpha: "α", beta: "β", delta: "δ", epsilon: "ϵ", eta: "η", theta: "θ", mu: "μ", tau: "τ", ln: "ln", lceil: "⌈", rceil: "⌉", lfloor: "⌊", rfloor: "⌋", lVert: "‖", rVert: "‖", langle: "⟨", rangle: "⟩", log: "log", max: "max", min: "min", gcd: "gcd", bmod: "mod" };
+  const SYMBOLS = { cdot: "·", times: "×", le: "≤", ge: "≥", approx: "≈", leftarrow: "←", infty: "∞", dots: "…", partial: "∂", sum: "∑", odot: "⊙", top: "⊤", Psi: "Ψ", alpha: "α", beta: "β", delta: "δ", epsilon: "ϵ", ell: "ℓ", eta: "η", theta: "θ", mu: "μ", tau: "τ", ln: "ln", lceil: "⌈", rceil: "⌉", lfloor: "⌊", rfloor: "⌋", lVert: "‖", rVert: "‖", langle: "⟨", rangle: "⟩", log: "log", max: "max", min: "min", gcd: "gcd", bmod: "mod" };
   const RAISED = { "-": "⁻", "⊤": "ᵀ", ...[..."⁰¹²³⁴⁵⁶⁷⁸⁹"] };
   const grouped = (part) => (/^[\w.Ψ]+$/.test(part) ? part : `(${part})`);
   const raised = (part) => ([...part].every((one) => RAISED[one]) ? [...part].map((one) => RAISED[one]).join("") : `^${grouped(part)}`);

@@ -30,7 +30,7 @@ def context_parallel(model: GPT, group: Group, attention: str = "gather", order:
         model: changed in place, and returned.
         group: the context-parallel ranks.
         attention: `gather`, `ring` or `ulysses`.
-        order: which tokens a rank has, as for `take_tokens`.
+        order: `contiguous`, `zigzag` or `striped` (`lib/cost/token_orders.py`).
     """
     places = token_places(group, order)
 

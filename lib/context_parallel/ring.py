@@ -54,7 +54,7 @@ def ring_attention(
 
     Args:
         drop: dropout of the weights of a block; the same each time it is called with the same ranges.
-        documents_BT: as for `attend`.
+        documents_BT: number of the document of each token of the sequence, if a query attends to its own alone.
     """
     return _Ring.apply(q_BHtE, k_BKtE, v_BKtE, group, order, _Masks(drop, documents_BT))
 

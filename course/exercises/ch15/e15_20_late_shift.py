@@ -91,7 +91,7 @@ def next_word_check(run):
         targets |= zip(known["tokens"], known["targets"], strict=True)
     for token in range(len(ids) - 1):
         if targets[token] != ids[token + 1]:
-            return f"the target of token {token} is not the word of token {token + 1}"
+            return f"the target of token {token} is not word {token + 1}"
     return ""
 
 
