@@ -47,8 +47,8 @@ def attend(
     grouped = q_BHtE.shape[1] != k_BKSE.shape[1]
     if queries == keys and documents_BT is None:
         return scaled_dot_product_attention(q_BHtE, k_BKSE, v_BKSE, is_causal=True, enable_gqa=grouped)
-    here = (positions_of([each], q_BHtE.device) for each in (queries, keys))
-    seen = seen_keys(*here, documents_BT)
+    queries_t, keys_S = positions_of([queries], q_BHtE.device), positions_of([keys], q_BHtE.device)
+    seen = seen_keys(queries_t, keys_S, documents_BT)
     return scaled_dot_product_attention(q_BHtE, k_BKSE, v_BKSE, attn_mask=seen, enable_gqa=grouped)
 
 

@@ -121,8 +121,8 @@ def _scores(block: AttentionBlock, q_BKGsE: Tensor, k_BKsE: Tensor, documents_BT
     scores = (q_BKGsE @ k_BKsE[:, :, None].transpose(-1, -2)).div_(math.sqrt(q_BKGsE.shape[-1]))
     if block.is_whole and documents_BT is None:
         return scores
-    here = (positions_of([each], scores.device) for each in (block.queries, block.keys))
-    seen = seen_keys(*here, documents_BT)
+    queries, keys = positions_of([block.queries], scores.device), positions_of([block.keys], scores.device)
+    seen = seen_keys(queries, keys, documents_BT)
     return scores.masked_fill_(~(seen if documents_BT is None else seen[:, None]), -math.inf)
 
 
