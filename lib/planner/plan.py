@@ -142,7 +142,7 @@ class Plan:
             return (*TOKENS, "tp"), ranks * layout.tp  # each of t ranks holds it in full
         return TOKENS, ranks
 
-    def place_in(self, bucket: Bucketful, place: int, dp_rank: int, tp_rank: int, cp_rank: int) -> int:
+    def place_in(self, bucket: Bucketful, place: int, dp_rank: int, tp_rank: int, cp_rank: int = 0) -> int:
         """The number of a rank among the ranks that shard a bucket."""
         here, number = {"dp": dp_rank, "cp": cp_rank, "tp": tp_rank, "pp": int(place > 0)}, 0
         for axis, size in self.layout.sizes.items():
