@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING
 
-from lib.cost.sizes import check_kv_heads, check_recompute, check_zero
+from lib.cost.sizes import ModelShape, check_kv_heads, check_recompute, check_zero, heads_of_rank, shares_heads
 from lib.cost.token_orders import TOKEN_ORDERS, check_length
 from lib.pipeline.balance import layers_of_stages
 from lib.pipeline.schedules.action import Schedule
@@ -200,8 +200,8 @@ class Layout:
             each = f"cp={self.cp} x tp={self.tp}" if self.cp > 1 else f"tp={self.tp}"
             raise ValueError(f"context={model.context} cannot be split over {each}; use a multiple of {shards}")
         if self.attention == "ulysses":
-            heads, kv_heads = model.num_heads // self.tp, max(1, model.kv_heads // self.tp)
-            if heads % self.cp or (kv_heads % self.cp and self.cp % kv_heads):
+            heads, kv_heads = heads_of_rank(ModelShape.of(model), self.tp)
+            if not shares_heads(heads, kv_heads, self.cp):
                 raise ValueError(
                     f"attention=ulysses gives each of cp={self.cp} ranks some of the heads, and of {heads} query heads "
                     f"and {kv_heads} of keys and values on a rank it cannot: use a cp that divides {heads}, and that "

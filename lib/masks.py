@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn.functional import softmax
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from lib.documents import seen_keys
+from lib.documents import positions_in, seen_keys
 from lib.model import Attention, Heads
 
 _ROWS = 2**20  # of a global batch, at most
@@ -106,11 +106,12 @@ class RowDropout(nn.Module):
         super().__init__()
         self.p, self.layer, self.places = p, zlib.crc32(name.encode()), places
 
-    def forward(self, x: Tensor, *further: tuple[Tensor, int], seed: int | None = None) -> Tensor:
+    def forward(self, x: Tensor, *further: tuple[range, int], seed: int | None = None) -> Tensor:
         """x[b, …] → [b, …].
 
         Args:
-            further: for each dim after the second, the places of its elements, and the full size of the dim.
+            further: for each dim after the second, the places of its elements, and the full size of the dim. Default:
+                x has all of them.
             seed: that of torch's generator when the rows were begun. Default: its seed now.
         """
         if not self.training or not self.p:
@@ -118,14 +119,14 @@ class RowDropout(nn.Module):
         seed = torch.initial_seed() if seed is None else seed
         return x * self._stays(x, further, seed).to(x.dtype).div_(1 - self.p)
 
-    def _stays(self, x: Tensor, further: tuple[tuple[Tensor, int], ...], seed: int) -> Tensor:
+    def _stays(self, x: Tensor, further: tuple[tuple[range, int], ...], seed: int) -> Tensor:
         """The elements that stay: True, in a tensor of the shape of x."""
         shape, device = x.shape, x.device
         rows = seed % 2**63 + torch.arange(shape[0], device=device)
         keys = _mixed(_mixed(rows) + self.layer)
         places = self.places(shape[1]).to(device)
-        for here, size in further or [(torch.arange(n), n) for n in shape[2:]]:
-            places = places[..., None] * size + here.to(device)
+        for here, size in further or [(range(n), n) for n in shape[2:]]:
+            places = places[..., None] * size + positions_in(here, device)
         bits = _mixed(places * _STEP + keys.view(-1, *[1] * places.dim()))
         return bits >= int((self.p - 0.5) * _WORDS)
 
@@ -145,20 +146,17 @@ class HeadsWithMasks(Heads):
         self, q_BHtE: Tensor, k_BKSE: Tensor, v_BKSE: Tensor, queries: range, keys: range, length: int
     ) -> Tensor:
         """Attention of queries to keys at these positions of a sequence of `length` tokens. → y[B, H, t, E]."""
-        queries_t, keys_S = (torch.tensor(each, device=q_BHtE.device) for each in (queries, keys))
         serves = q_BHtE.shape[1] // k_BKSE.shape[1]
         k_BHSE, v_BHSE = (x.repeat_interleave(serves, dim=1) for x in (k_BKSE, v_BKSE))
         scores_BHtS = q_BHtE @ k_BHSE.transpose(2, 3) / math.sqrt(self.d_head)
-        seen = seen_keys(queries_t, keys_S, self.documents)
+        seen = seen_keys(queries, keys, self.documents, q_BHtE.device)
         weights_BHtS = softmax(scores_BHtS.masked_fill(~seen, -math.inf), dim=-1)
-        return self.dropout(weights_BHtS, (queries_t, length), (keys_S, length)) @ v_BHSE
+        return self.drops(length)(weights_BHtS, queries, keys) @ v_BHSE
 
     def drops(self, length: int) -> Callable[[Tensor, range, range], Tensor]:
-        """Dropout of the present rows, for later: a function from weights[B, H, t, S] of queries and keys."""
+        """Dropout of the present rows, now or later: a function of weights[B, H, t, S], queries and keys."""
         seed = torch.initial_seed()
-        return lambda weights, *ranges: self.dropout(
-            weights, *((torch.tensor(each, device=weights.device), length) for each in ranges), seed=seed
-        )
+        return lambda weights, queries, keys: self.dropout(weights, (queries, length), (keys, length), seed=seed)
 
 
 def _mixed(z: Tensor) -> Tensor:

@@ -97,14 +97,12 @@ def parallelize(
     def shard(model: GPT) -> None:
         tensor_parallel(model, tp, layout.sequence_parallel, layout.recompute)
         slices = (tp.rank, tp.size) if layout.sequence_parallel else (0, 1)
-        if layout.cp == 1:
-            drop_by_rows(model, (tp.rank, tp.size), slices)
-            return
-        heads = (tp.rank, tp.size)
-        if layout.attention == "ulysses":  # of the heads of a tensor-parallel rank, some
-            heads = (tp.rank * cp.size + cp.rank, tp.size * cp.size)
-        drop_by_rows(model, heads, token_places(cp, layout.token_order, slices))
-        context_parallel(model, cp, layout.attention, layout.token_order)
+        shares = cp if layout.attention == "ulysses" else Group()  # those of the heads of a tensor-parallel rank
+        heads = tp.rank * shares.size + shares.rank, tp.size * shares.size
+        tokens = token_places(cp, layout.token_order, slices) if layout.cp > 1 else slices
+        drop_by_rows(model, heads, tokens)
+        if layout.cp > 1:
+            context_parallel(model, cp, layout.attention, layout.token_order)
 
     def stage(module: nn.Module) -> Stage:
         return Stage(module, model.config.d_model, slices=model.sequence_slices)

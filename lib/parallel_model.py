@@ -72,6 +72,7 @@ class ParallelModel:
         gradients: sums their gradients.
         optimizer: the torch optimizer on the owned pieces.
         shapes: serial name → shape, of all parameters of the full model.
+        norm: of all gradients before the last `clip`, []; None before the first.
     """
 
     mesh: Mesh
@@ -93,6 +94,7 @@ class ParallelModel:
         self.gradients, self.optimizer = self.owner.gradients, self.owner.optimizer
         self.shapes = dict(self.serial.values())
         self._flat_of = {name: flat for flat in self.owner.flats for name in flat.names}
+        self.norm: Tensor | None = None
         self._next = 0  # number of the next step
         self._seeds: list[int] = []  # per microbatch of this step
         self._documents: Sequence[Tensor] = ()  # the same
@@ -132,7 +134,8 @@ class ParallelModel:
 
     def clip(self, max_norm: float) -> Tensor:
         """Scale all gradients so that the norm over the full model is at most `max_norm`; return the old norm, []."""
-        return self.gradients.clip(self.norm_over, max_norm)
+        self.norm = self.gradients.clip(self.norm_over, max_norm)
+        return self.norm
 
     def zero_grad(self) -> None:
         """Drop all gradients, such as those of a step that is skipped; all ranks must call it."""

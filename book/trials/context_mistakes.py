@@ -38,7 +38,7 @@ def _from_0(model: GPT, group: Group, *how: str) -> GPT:
 
 
 def _shifted_inside(model: ParallelModel, inputs: Tensor, targets: Tensor, *more: int) -> Tensor:
-    """Each rank takes the next of its own tokens as the target: the last has none, and at a gap it is wrong."""
+    """A rank takes the next token that it has as the target: the last has none, and at a gap it is wrong."""
     cp, order, length = _cp(model), model.part_of.keywords["order"], inputs.shape[1]
     shifted = torch.full_like(targets, -100)
     for rank in range(cp.size):

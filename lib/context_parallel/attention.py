@@ -22,7 +22,8 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from lib import comm
 from lib.conjugate import all_gather_reduce_scatter, pair
-from lib.context_parallel.tokens import by_ranks, in_sequence, positions_of
+from lib.context_parallel.tokens import by_ranks, in_sequence
+from lib.cost.sizes import shares_heads
 from lib.cost.token_orders import tokens_of_rank
 from lib.documents import seen_keys
 from lib.mesh import Group
@@ -47,8 +48,7 @@ def attend(
     grouped = q_BHtE.shape[1] != k_BKSE.shape[1]
     if queries == keys and documents_BT is None:
         return scaled_dot_product_attention(q_BHtE, k_BKSE, v_BKSE, is_causal=True, enable_gqa=grouped)
-    queries_t, keys_S = positions_of([queries], q_BHtE.device), positions_of([keys], q_BHtE.device)
-    seen = seen_keys(queries_t, keys_S, documents_BT)
+    seen = seen_keys(queries, keys, documents_BT, q_BHtE.device)
     return scaled_dot_product_attention(q_BHtE, k_BKSE, v_BKSE, attn_mask=seen, enable_gqa=grouped)
 
 
@@ -102,7 +102,7 @@ def ulysses_attention(
         ValueError: heads that the ranks cannot share evenly.
     """
     n, heads, kv_heads = group.size, q_BHtE.shape[1], k_BKtE.shape[1]
-    if heads % n or (kv_heads % n and n % kv_heads):
+    if not shares_heads(heads, kv_heads, n):
         raise ValueError(
             f"{heads} query heads and {kv_heads} of keys and values cannot be split over {n} ranks: the ranks must "
             "divide the first, and divide the second or be a multiple of it"

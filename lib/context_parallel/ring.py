@@ -8,7 +8,7 @@ logarithm of its sum of exponentials, and both merge exactly.
     o = o · exp(lse − new) + o' · exp(lse' − new),    new = log(exp lse + exp lse')
 
 Backward needs the weights of each block again, so keys and values go round a second time; the weights follow from them
-and the stored sum. With them goes the gradient of a block: it starts at the rank behind its owner, takes a term at each
+and the stored sum. With them goes the gradient of a block: it starts at the rank after its owner, takes a term at each
 rank, and after n − 1 hops is at its owner, which adds its own.
 
 A rank keeps its queries, keys, values, output and lse, and nothing of other ranks. Here a block is written out; on a
@@ -30,7 +30,6 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from lib import comm
-from lib.context_parallel.tokens import positions_of
 from lib.cost.token_orders import AttentionBlock, blocks_of
 from lib.documents import seen_keys
 from lib.mesh import Group
@@ -121,9 +120,8 @@ def _scores(block: AttentionBlock, q_BKGsE: Tensor, k_BKsE: Tensor, documents_BT
     scores = (q_BKGsE @ k_BKsE[:, :, None].transpose(-1, -2)).div_(math.sqrt(q_BKGsE.shape[-1]))
     if block.is_whole and documents_BT is None:
         return scores
-    queries, keys = positions_of([block.queries], scores.device), positions_of([block.keys], scores.device)
-    seen = seen_keys(queries, keys, documents_BT)
-    return scores.masked_fill_(~(seen if documents_BT is None else seen[:, None]), -math.inf)
+    hidden = seen_keys(block.queries, block.keys, documents_BT, scores.device).logical_not_()
+    return scores.masked_fill_(hidden if documents_BT is None else hidden[:, None], -math.inf)
 
 
 def _dropped(weights_BKGtS: Tensor, block: AttentionBlock, drop: Drop | None) -> Tensor:

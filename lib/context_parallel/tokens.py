@@ -5,12 +5,13 @@ from torch import Tensor
 
 from lib.conjugate import pair
 from lib.cost.token_orders import tokens_of_rank
+from lib.documents import positions_in
 from lib.mesh import Group
 
 
 def positions_of(ranges: list[range], device: torch.device | None = None) -> Tensor:
     """The positions in these ranges, one after the other, int64[t]."""
-    return torch.cat([torch.arange(each.start, each.stop, each.step, device=device) for each in ranges])
+    return torch.cat([positions_in(each, device) for each in ranges])
 
 
 def take_tokens(x: Tensor, group: Group, order: str = "contiguous", dim: int = 1) -> Tensor:

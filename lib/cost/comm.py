@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from lib.cost.sizes import ModelShape, check_recompute, check_zero
+from lib.cost.sizes import ModelShape, check_recompute, check_zero, heads_of_rank
 
 Calls = Counter[tuple[str, int]]  # (kind, payload bytes) → how often
 
@@ -158,7 +158,7 @@ def attention_calls(
     if cp == 1:
         return Counter()
     head = rows * shape.context // cp * shape.d_head * itemsize  # of the tokens of a rank
-    heads, kv_heads = shape.num_heads // tp, max(1, (shape.num_kv_heads or shape.num_heads) // tp)
+    heads, kv_heads = heads_of_rank(shape, tp)
     x, kv, copied = heads * head, 2 * kv_heads * head, max(cp, kv_heads) * head
     ways = {  # forward, the last call of forward, backward
         "gather": ([("all_gather", cp * kv)], [], [("reduce_scatter", cp * kv)]),

@@ -19,7 +19,7 @@ from typing import Any
 
 from lib.cost.buffer import Backward, Buffer
 from lib.cost.live_context import ALONE, Across, Context
-from lib.cost.sizes import ModelShape, Weight, block_layers, embed_weights, head_weights, qkv_width
+from lib.cost.sizes import ModelShape, Weight, block_layers, embed_weights, head_weights, heads_of_rank, qkv_width
 
 
 class LiveGPT:
@@ -59,8 +59,7 @@ class LiveGPT:
         self.mlp = self.tokens * shape.mlp_width // tp * itemsize
         self.qkv = self.tokens * qkv_width(shape, tp) * itemsize
         self.logits = self.tokens * shape.vocab_size // tp * itemsize
-        heads, kv_heads = shape.num_heads // tp, max(1, (shape.num_kv_heads or shape.num_heads) // tp)
-        self.across = Across(self, context, rows, heads, kv_heads) if context.n > 1 else None
+        self.across = Across(self, context, rows, *heads_of_rank(shape, tp)) if context.n > 1 else None
         self.deferred: list[Backward] | None = None
         self.of_head: Buffer | None = None  # gradient of a tied weight, until the embedding adds to it
 

@@ -102,7 +102,8 @@ class Across:
         """Attention of these queries: its output, an element per query and head, and perhaps a mask."""
         model, t, end = self.model, len(queries), queries[-1] + 1
         masked = queries != range(end)
-        earlier = model.new((t * end + 8 * (t + end)) * masked)
+        earlier = model.new(t * end * masked)
+        model.temporary(8 * (t + end) * masked)  # positions
         mask = model.new(t * end * model.itemsize * masked)
         logsumexp, size = model.new(self.of_token * t), self.heads * self.element * t
         part = _Part(end, size, (model.new(size), logsumexp, mask))

@@ -325,6 +325,16 @@ def check_kv_heads(kv_heads: int, n: int, axis: str = "tp") -> int:
     return kv_heads
 
 
+def heads_of_rank(shape: ModelShape, tp: int) -> tuple[int, int]:
+    """Heads of queries, and heads of keys and values, on a tensor-parallel rank."""
+    return shape.num_heads // tp, max(1, (shape.num_kv_heads or shape.num_heads) // tp)
+
+
+def shares_heads(heads: int, kv_heads: int, n: int) -> bool:
+    """Whether n ranks can share heads evenly: n divides them; of keys and values, each rank has some, or a copy."""
+    return heads % n == 0 and (kv_heads % n == 0 or n % kv_heads == 0)
+
+
 def check_zero(zero: int) -> int:
     """Return the stage if ZeRO has it; otherwise raise a ValueError."""
     if zero not in ZERO_STAGES:

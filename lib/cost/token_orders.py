@@ -6,7 +6,7 @@ The idea: an order in which each rank has early and late tokens. A rank's tokens
 attention is a range of queries and a range of keys, and needs no computation if all keys come later.
 
     contiguous    0 0 1 1 2 2 3 3      one range each; the last rank computes almost 2 − 1/n times the mean
-    zigzag        0 1 2 3 3 2 1 0      2n chunks, of which rank r has r and 2n − 1 − r: equal, exactly
+    zigzag        0 1 2 3 3 2 1 0      2n chunks, rank r has r and 2n − 1 − r: equal, exactly
     striped       0 1 2 3 0 1 2 3      every n-th token: equal but for the diagonal
 
 Letters: T tokens of a sequence, n ranks.
@@ -51,7 +51,7 @@ def tokens_of_rank(order: str, length: int, n: int, rank: int) -> list[range]:
 
 
 class AttentionBlock(NamedTuple):
-    """A block of attention: some queries of one rank, and some keys of one rank, of which at least one is earlier.
+    """A block of attention: some queries of one rank, and some keys of one rank; at least one key is earlier.
 
     Args:
         queries, keys: their positions in the sequence.
@@ -85,7 +85,7 @@ def causal_pairs(order: str, length: int, n: int, rank: int, documents: tuple[in
     """How many pairs of a query and a key a rank computes in a sequence with a causal mask.
 
     Args:
-        documents: lengths of the documents of a sequence, if a query sees its own alone. None: one document.
+        documents: lengths of the documents of a sequence, if a query attends to one alone. Default: it is one document.
     """
     if documents and sum(documents) != length:
         raise ValueError(f"documents={documents} have {sum(documents)} tokens, and the sequence has {length}")

@@ -11,9 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 
-from lib.cost.sizes import PLANNED_RECOMPUTE
+from lib.cost.sizes import PLANNED_RECOMPUTE, heads_of_rank, shares_heads
 from lib.layout import divisors
-from lib.planner.context import shares_heads
 from lib.planner.libraries import LIBRARIES
 from lib.planner.margin import HEADROOM
 from lib.planner.seconds import has_even_stages
@@ -122,7 +121,7 @@ def plain_layouts(training: Training, choices: Choices) -> Iterator[Layout4D]:
     depths, way = divisors(gpus) if choices.pipeline else [1], choices.attention or training.stack.cp_attention
     for tp, cp, pp in product(shared, cuts, depths):
         dp, rest = divmod(gpus, tp * cp * pp)
-        if cp > 1 and way == "ulysses" and not shares_heads(model, tp, cp):
+        if cp > 1 and way == "ulysses" and not shares_heads(*heads_of_rank(model, tp), cp):
             continue
         if rest or pp > model.num_layers + 2 or training.global_batch % dp:
             continue

@@ -18,7 +18,7 @@ Sources: Liu et al. 2023 (arXiv 2310.01889), table 2; Jacobs et al. 2023 (arXiv 
 
 from __future__ import annotations
 
-from lib.cost.sizes import ModelShape
+from lib.cost.sizes import ModelShape, heads_of_rank
 from lib.planner.messages import NONE, AxisWait, Messages, between_stages, hide, of_collective, of_exchange
 from lib.planner.training import Layout4D, Training
 
@@ -26,17 +26,6 @@ from lib.planner.training import Layout4D, Training
 def way_of(training: Training, layout: Layout4D) -> str:
     """`gather`, `ring` or `ulysses`: the way of the layout, or else of the software."""
     return layout.attention or training.stack.cp_attention
-
-
-def shares_heads(model: ModelShape, tp: int, cp: int) -> bool:
-    """Whether Ulysses can give each of so many ranks as many heads of a tensor-parallel rank."""
-    queries, keys = heads_of_rank(model, tp)
-    return queries % cp == 0 and (keys % cp == 0 or cp % keys == 0)
-
-
-def heads_of_rank(model: ModelShape, tp: int) -> tuple[int, int]:
-    """Of queries, and of keys and values, on a tensor-parallel rank."""
-    return model.num_heads // tp, max(1, (model.num_kv_heads or model.num_heads) // tp)
 
 
 def _copies(model: ModelShape, tp: int, cp: int) -> float:

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 
+from lib.cost.sizes import heads_of_rank, shares_heads
 from lib.layout import divisors, one_of
 from lib.planner.choices import FEWEST_TOKENS, MOST_ROWS, MOST_STAGES_PER_RANK, possible_cp, possible_tp
-from lib.planner.context import heads_of_rank, shares_heads, way_of
+from lib.planner.context import way_of
 from lib.planner.seconds import has_even_stages
 from lib.planner.training import Layout4D, Training
 
@@ -46,9 +47,9 @@ def _refusals(training: Training, layout: Layout4D, able: frozenset[str]) -> Ite
         )
     if layout.attention and cp == 1:
         yield f"There are no ranks over which attention goes by {layout.attention}: choose cp 2 or more."
-    if cp > 1 and way_of(training, layout) == "ulysses" and not shares_heads(model, tp, cp):
-        own, of_keys = heads_of_rank(model, tp)
-        ways = [n for n in possible_cp(training) if n > 1 and shares_heads(model, tp, n)]
+    own, of_keys = heads_of_rank(model, tp)
+    if cp > 1 and way_of(training, layout) == "ulysses" and not shares_heads(own, of_keys, cp):
+        ways = [n for n in possible_cp(training) if n > 1 and shares_heads(own, of_keys, n)]
         yield (
             f"{own} heads of a tensor-parallel rank, {of_keys} of keys and values, cannot be shared by {cp} ranks of "
             f"Ulysses: choose {f'cp {one_of(ways)}, or a ring' if ways else 'a ring'}."

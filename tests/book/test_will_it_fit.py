@@ -17,10 +17,18 @@ from book.explain.configs import shape_of
 from lib.cost.adapters import BASES, Adapters
 from lib.cost.hardware import Device
 from lib.cost.models import known
-from lib.cost.sizes import BIASES, OPTIMIZERS, PLANNED_RECOMPUTE, ModelShape, Recipe, recipe_of_optimizer
+from lib.cost.sizes import (
+    BIASES,
+    OPTIMIZERS,
+    PLANNED_RECOMPUTE,
+    ModelShape,
+    Recipe,
+    heads_of_rank,
+    recipe_of_optimizer,
+    shares_heads,
+)
 from lib.layout import ATTENTION, divisors
 from lib.planner import Cluster, Layout4D, Training, best_layouts, memory_bytes, step_s
-from lib.planner.context import shares_heads
 from lib.planner.evidence import evidence_of, percent, read_evidence
 from lib.planner.margin import HEADROOM, ran_text, verdict_text
 from lib.planner.messages import LINK_STEP_S, NETWORK_STEP_S
@@ -276,7 +284,7 @@ def test_it_refuses_what_the_search_leaves_out(page):
         said = ask(page, "of.refusal(layout)", [run] * len(drawn), drawn)
         for layout, words in zip(drawn, said, strict=True):
             assert words == refusal(run, layout), (run, layout)
-            named = layout.attention != "ulysses" or shares_heads(run.model, layout.tp, layout.cp)
+            named = layout.attention != "ulysses" or shares_heads(*heads_of_rank(run.model, layout.tp), layout.cp)
             can = layout._replace(attention="") in possible and (not layout.attention or (layout.cp > 1 and named))
             assert (words is None) == can, (run, layout, words)
             assert words is None or ("choose" in words and words.endswith(".") and "undefined" not in words)

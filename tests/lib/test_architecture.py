@@ -17,7 +17,7 @@ MOST_LINES_OF_A_FILE = 350  # and no other limit on size: a file is good when a 
 # room may import says its own __init__.py: the words in backticks behind "May import".
 ROOT_FILES = """
 text trace cost/ kineto/ runtime/ torchrun/ mesh launch comm
-placement facts clip conjugate deferred recompute collectives documents model masks data memory versions
+placement facts clip conjugate deferred recompute collectives model documents masks data memory versions
 doctor/ verify data_parallel/ tensor_parallel/ context_parallel/ pipeline/ layout planner/
 gradient_ranks parallel_model parallel checkpoint/ training/ lab/ train
 """.split()

@@ -321,7 +321,7 @@ def test_messages():
 @pytest.mark.thorough("more ranks", keep=2)
 @pytest.mark.parametrize("n", [3, 2, 1, 4])
 def test_a_shift_brings_the_tensor_of_the_rank_before(n):
-    """Also of a view, of integers, into a given tensor, and of nothing; a rank sends all of its own."""
+    """Also of a view, of integers, into a given tensor, and of nothing; a rank sends its whole tensor."""
 
     def works(world):
         found, before = [], (world.rank - 1) % n

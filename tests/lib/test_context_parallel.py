@@ -316,7 +316,7 @@ def pairwise(layouts):
 
 
 def batches(config):
-    """Targets of which many do not count, most in the second half: the counts of the ranks differ."""
+    """Many targets do not count, most of these in the second half: the counts of the ranks differ."""
     torch.manual_seed(1)
     for _ in range(2):
         tokens = torch.randint(config.vocab_size, (8, config.context + 1))

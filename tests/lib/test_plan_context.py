@@ -1,4 +1,4 @@
-"""A run of which each rank has some tokens of every sequence: what it sends and holds, predicted and then measured."""
+"""A run with context parallelism: what a rank sends and holds, predicted and then measured."""
 
 import contextlib
 import dataclasses

@@ -6,7 +6,7 @@ from course.check.edits import exercise
 from course.check.exercise import everywhere, kind, several
 from lib.context_parallel.tokens import take_tokens
 
-ROWS, CHUNK = 2, 3  # sequences; tokens of a chunk, of which a rank has two
+ROWS, CHUNK = 2, 3  # sequences; tokens of a chunk; a rank has two chunks
 NAMES = ("inputs", "targets", "positions")
 
 
