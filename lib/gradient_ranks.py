@@ -15,12 +15,11 @@ from operator import attrgetter
 from torch import nn
 
 from lib.facts import Fact, check_trains
+from lib.layout import TOKEN_AXES
 from lib.mesh import Group, Mesh
 from lib.pipeline.stage import Stage
 from lib.placement import parts, with_partial_gradients
 from lib.tensor_parallel.sequence import check_marks
-
-TOKENS = ("dp", "cp")  # the axes whose ranks have different tokens: rows of a batch, and parts of a row
 
 
 def facts_of(
@@ -48,8 +47,8 @@ def facts_of(
         ValueError: nothing to train, weights shared in different ways, or a sharded sequence and a missing mark.
     """
     pieces = {0: stages} if isinstance(stages, nn.Module) else {s: stage.module for s, stage in stages.items()}
-    tp, replicas = mesh.group_of_some("tp"), mesh.group_of_some(*TOKENS)
-    replicas_and_slices = mesh.group_of_some(*TOKENS, "tp")
+    tp, replicas = mesh.group_of_some("tp"), mesh.group_of_some(*TOKEN_AXES)
+    replicas_and_slices = mesh.group_of_some(*TOKEN_AXES, "tp")
     partial = set().union(*map(with_partial_gradients, pieces.values()))
     tied = _tied_weights(pieces, mesh, rank_of, partial)
     counted = set((norm_over or mesh.world).ranks)
@@ -106,7 +105,7 @@ def _tied_weights(
             here = [pieces[stage].get_parameter(name) for stage, name in users.items() if stage in pieces]
             is_partial = any(id(p) in partial for p in here)
             also = ("tp",) if is_partial else ()
-            group = mesh.group_of_some(*TOKENS, "pp", *also, among={"pp": ranks})
+            group = mesh.group_of_some(*TOKEN_AXES, "pp", *also, among={"pp": ranks})
         serial, *_ = users.values()
         tied |= {(stage, name): (serial, group) for stage, name in users.items()}
     return tied

@@ -30,6 +30,7 @@ V_SHAPED = {"zb-v": zb_v, "v-half": v_half, "v-min": v_min, "dualpipe-v": dualpi
 SPLIT = {"zb-h1": zb_h1, "zb-h2": zb_h2, **V_SHAPED}  # schedules with a backward that is split into I and W
 SCHEDULES = {"naive": naive, "gpipe": gpipe, "1f1b": one_f_one_b, "interleaved": interleaved, **SPLIT}
 AXES = ("dp", "pp", "cp", "tp")
+TOKEN_AXES = ("dp", "cp")  # their ranks have different tokens: rows of a batch, or parts of a row
 ATTENTION = ("gather", "ring", "ulysses")  # how a context-parallel rank sees the keys and values of the others
 
 

@@ -36,9 +36,9 @@ from lib.data_parallel.optimizer import ShardedOptimizer
 from lib.data_parallel.zero import check_range, sharded_gradients
 from lib.documents import documents_of
 from lib.facts import serial_names
-from lib.gradient_ranks import TOKENS, facts_of
+from lib.gradient_ranks import facts_of
 from lib.launch import device
-from lib.layout import Layout
+from lib.layout import TOKEN_AXES, Layout
 from lib.masks import check_rows, drop_by_rows
 from lib.mesh import Group, Mesh, MeshShape
 from lib.model import GPT
@@ -239,7 +239,7 @@ def _assemble(
     stages = {s: stage(modules[s]) for s in schedule.stages_on(mesh.group("pp").rank)}
     norm_over = mesh.world if layout.zero else mesh.group("pp", "tp")
     if layout.zero == 3:
-        over = mesh.group_of_some(*TOKENS)
+        over = mesh.group_of_some(*TOKEN_AXES)
         facts = list(replicas(model, over))
         owner = FSDP(model, over, optimizer, op="sum", dtype=dtype)
     else:

@@ -24,8 +24,8 @@ from lib.data_parallel.optimizer import ShardedOptimizer
 from lib.data_parallel.state_dicts import check_keys, fitting
 from lib.documents import see_documents
 from lib.facts import Fact
-from lib.gradient_ranks import TOKENS
 from lib.launch import device
+from lib.layout import TOKEN_AXES
 from lib.masks import row_seed
 from lib.memory import MemoryTracker
 from lib.mesh import Group, Mesh
@@ -90,7 +90,7 @@ class ParallelModel:
     def __post_init__(self) -> None:
         self.dp, self.pp, self.tp = (self.mesh.group(axis) for axis in ("dp", "pp", "tp"))
         self.part_of = self.part_of or (lambda rows: rows)
-        self.over_tokens = self.mesh.group_of_some(*TOKENS)
+        self.over_tokens = self.mesh.group_of_some(*TOKEN_AXES)
         self.gradients, self.optimizer = self.owner.gradients, self.owner.optimizer
         self.shapes = dict(self.serial.values())
         self._flat_of = {name: flat for flat in self.owner.flats for name in flat.names}

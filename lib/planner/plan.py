@@ -23,7 +23,7 @@ from lib.cost.sizes import (
     head_weights,
     recomputed_products,
 )
-from lib.layout import Layout
+from lib.layout import TOKEN_AXES, Layout
 from lib.pipeline.balance import layer_costs, layers_of_stages
 from lib.pipeline.lower import lower
 from lib.pipeline.schedules.action import RECVS, SENDS, Op, Schedule
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from lib.model import GPTConfig
 
 AXES = "dp", "pp", "cp", "tp"  # for which there are formulas here of memory and messages
-TOKENS = "dp", "cp"  # axes whose ranks have different tokens, so that gradients are sums over both
 
 
 @dataclass(frozen=True)
@@ -137,10 +136,10 @@ class Plan:
         layout, rank_of = self.layout, self.schedule.rank_of
         ranks = layout.dp * layout.cp
         if self.shape.tied and weight.name == "embed.token.weight" and rank_of[0] != rank_of[-1]:
-            return (*TOKENS, "pp"), 2 * ranks  # the first and the last stage share it from different ranks
+            return (*TOKEN_AXES, "pp"), 2 * ranks  # the first and the last stage share it from different ranks
         if layout.sequence_parallel and weight.whole:
-            return (*TOKENS, "tp"), ranks * layout.tp  # each of t ranks holds it in full
-        return TOKENS, ranks
+            return (*TOKEN_AXES, "tp"), ranks * layout.tp  # each of t ranks holds it in full
+        return TOKEN_AXES, ranks
 
     def place_in(self, bucket: Bucketful, place: int, dp_rank: int, tp_rank: int, cp_rank: int = 0) -> int:
         """The number of a rank among the ranks that shard a bucket."""
@@ -296,7 +295,7 @@ def _scalar_sends(plan: Plan, place: int) -> Sends:
     """In float64: m losses over the pipeline, one over replicas; for clipping a norm over a replica or all ranks."""
     layout = plan.layout
     yield "broadcast", "pp", layout.pp, 8 * layout.microbatches, 1
-    yield "all_reduce", plan.axis(*TOKENS), layout.dp * layout.cp, 8, 1
+    yield "all_reduce", plan.axis(*TOKEN_AXES), layout.dp * layout.cp, 8, 1
     over = ("world", layout.num_ranks) if layout.zero else (plan.axis("pp", "tp"), layout.pp * layout.tp)
     yield "all_reduce", *over, 8, 1
 
