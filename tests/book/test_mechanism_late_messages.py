@@ -9,7 +9,11 @@ from lib.pipeline.schedules.one_f_one_b import one_f_one_b
 from lib.pipeline.simulate import Costs, simulate
 
 M, LATE = 6, 0.5
-SEEN = simulate(one_f_one_b(2, M), Costs(latency=LATE))
+
+
+@pytest.fixture(scope="module")
+def seen():
+    return simulate(one_f_one_b(2, M), Costs(latency=LATE))
 
 
 @pytest.fixture(scope="module")
@@ -17,15 +21,15 @@ def frames():
     return play_late_messages(M, LATE).scenes[0].frames
 
 
-def test_actions_and_messages_are_where_the_simulator_has_them(frames):
-    unit, left = (WIDE - 52) / SEEN.makespan, 50
-    for slot in SEEN.compute:
+def test_actions_and_messages_are_where_the_simulator_has_them(frames, seen):
+    unit, left = (WIDE - 52) / seen.makespan, 50
+    for slot in seen.compute:
         thing = frames[1][f"{slot.action}"]
         assert (thing.x - left) / unit == pytest.approx(slot.start) and thing.words == f"{slot.action.microbatch}"
     messages = {name: thing for name, thing in frames[1].items() if name.startswith("message")}
     assert len(messages) == 2 * M
-    starts = {slot.action: slot.start for slot in SEEN.compute}
-    for slot in SEEN.compute:
+    starts = {slot.action: slot.start for slot in seen.compute}
+    for slot in seen.compute:
         if f"message {slot.action}" not in messages:
             continue
         message = messages[f"message {slot.action}"]
@@ -47,12 +51,12 @@ def test_messages_run_between_the_rows(frames):
             assert all(one.y >= row.y + row.height or one.y + one.height <= row.y for row in rows), name
 
 
-def test_the_pauses_are_framed_and_two_latencies_long(frames):
+def test_the_pauses_are_framed_and_two_latencies_long(frames, seen):
     found = [thing for name, thing in frames[-1].items() if name.startswith("pause")]
-    unit = (WIDE - 52) / SEEN.makespan
+    unit = (WIDE - 52) / seen.makespan
     assert [(thing.width + 1) / unit for thing in found] == [pytest.approx(2 * LATE)] * 2
     assert {thing.ink for thing in found} == {"bad"}
-    assert [slot.action.microbatch for _, slot in SEEN.pauses(1)] == [2, 4]
+    assert [slot.action.microbatch for _, slot in seen.pauses(1)] == [2, 4]
 
 
 def test_the_sentences_have_the_numbers_of_the_simulator():

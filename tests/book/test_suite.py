@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -137,6 +138,12 @@ def test_no_schedule_is_made_before_its_test_begins(tmp_path):
     variables = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(TESTS.parent)])}
     done = subprocess.run(command, cwd=TESTS.parent, env=variables, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr
+
+
+def test_no_two_files_of_tests_have_one_name():
+    """Pytest takes the second of them for the first, and collects neither, where it is asked for both."""
+    names = Counter(path.name for path in TESTS.rglob("test_*.py"))
+    assert [name for name, files in names.items() if files > 1] == []
 
 
 def test_ci_runs_both_parts():
