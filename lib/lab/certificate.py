@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 
 from lib import comm, data
 from lib.data_parallel.flat import MakeOptimizer
+from lib.lab.first_difference import EXACT, OF_WEIGHTS, first_difference
 from lib.lab.twin import ADAMW, Batch, TwinStep, beside, mean_over_tokens, twin_steps
 from lib.launch import device
 from lib.layout import Layout
@@ -33,21 +34,26 @@ from lib.training.learning_rate import set_learning_rate
 from lib.training.loop import adamw
 
 
-class Apart(NamedTuple):
-    """How far a layout is from one process: the largest ‖ours − theirs‖/‖theirs‖ over steps, tensors and ranks.
-
-    Args:
-        loss, gradient, weight: the distance of the losses; of the clipped gradients, and of their norm before, because
-            the clip hides a factor of all; and of the weights after a step.
-    """
-
+class _Distances(NamedTuple):
     loss: float
     gradient: float
     weight: float
 
+
+class Apart(_Distances):
+    """How far a layout is from one process: the largest ‖ours − theirs‖/‖theirs‖ over steps, tensors and ranks.
+
+    Attributes:
+        loss, gradient, weight: the distance of the losses; of the clipped gradients, and of their norm before, because
+            the clip hides a factor of all; and of the weights after a step.
+        difference: if it does not hold: where a step first differs, and in which pattern, in words.
+    """
+
+    difference = ""
+
     def holds(self) -> bool:
-        """Whether it is the same training, to float64's rounding; AdamW divides by small numbers."""
-        return self.loss < 1e-12 and self.gradient < 1e-12 and self.weight < 1e-8
+        """Whether it is the same training, to float64's rounding."""
+        return self.loss < EXACT and self.gradient < EXACT and self.weight < OF_WEIGHTS
 
 
 def certify(
@@ -63,6 +69,8 @@ def certify(
     loss: BatchLoss = mean_over_tokens,
 ) -> list[Apart]:
     """For each layout on these ranks, its distance from one process after a step on each batch; equal on all ranks.
+
+    One that does not hold takes the steps once more, watched, to say where it first differs.
 
     Args:
         model: in float64, equal on all ranks; it is not changed. Every rank trains a full copy: give a small model
@@ -96,8 +104,12 @@ def certify(
     for layout in layouts:
         if (shape := str(layout.sizes)) not in meshes:
             meshes[shape] = Mesh(MeshShape(**layout.sizes), world)
-        ours = make(copy.deepcopy(model), meshes[shape], layout, optimizer)
-        distances.append(_certified(ours, batches, max_norm, steps, before_step))
+        mesh = meshes[shape]
+        apart = _certified(make(copy.deepcopy(model), mesh, layout, optimizer), batches, max_norm, steps, before_step)
+        if not apart.holds():
+            again, weights = make(copy.deepcopy(model), mesh, layout, optimizer), dict(model.named_parameters())
+            apart.difference = first_difference(again, batches, max_norm, weights, steps, before_step)
+        distances.append(apart)
     return distances
 
 

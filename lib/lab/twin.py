@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from lib.data_parallel.flat import MakeOptimizer
 from lib.facts import Fact
+from lib.lab.module_outputs import ModuleOutputs, Output
 from lib.masks import drop_by_rows, row_seed
 from lib.model import mean_loss
 from lib.parallel_model import BatchLoss, ParallelModel
@@ -27,12 +28,17 @@ def mean_over_tokens(targets: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
 
 
 class TwinStep(NamedTuple):
-    """A step of one process: the loss, the norm, clipped gradients, and weights after the step, by name."""
+    """A step of one process: the loss, the norm, clipped gradients, and weights after the step, by name.
+
+    Args:
+        outputs: of its modules, in the order in which they end.
+    """
 
     loss: Tensor
     norm: Tensor
     gradients: dict[str, Tensor]
     weights: dict[str, Tensor]
+    outputs: dict[str, Output]
 
 
 def twin_steps(
@@ -46,6 +52,7 @@ def twin_steps(
     """A step on each batch; the twin is trained. The arguments are those of `certify`."""
     optimizer = make(twin.named_parameters())
     drop_by_rows(twin)
+    outputs = ModuleOutputs([twin])
     for number, (inputs, targets) in enumerate(batches):
         optimizer.zero_grad()
         with torch.random.fork_rng(devices=[]):
@@ -57,7 +64,7 @@ def twin_steps(
         before_step(optimizer, number)
         optimizer.step()
         weights = {name: p.detach().clone() for name, p in twin.named_parameters()}
-        yield TwinStep(loss.detach(), norm, gradients, weights)
+        yield TwinStep(loss.detach(), norm, gradients, weights, outputs.take())
 
 
 class Beside(NamedTuple):
