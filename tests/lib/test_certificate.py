@@ -117,9 +117,7 @@ SAYS = {  # of the first step
         "and on the ranks 64, 64, 64, 64, 128, 128, 128, 128: each divides by a count",
     ),
     "norms not summed over tp": ("the loss is right, so forward is", "the sum along tp is missing in all"),
-    "tied halves added after the clip": (
-        "it is 0.9056 of the right one: some shards, or terms of a sum",
-    ),
+    "tied halves added after the clip": ("it is 0.9056 of the right one: some shards, or terms of a sum",),
     "dp group along the wrong axis": ("the loss is right, so forward is", "the sum along dp is missing in blocks.0"),
     "dropout equal over dp": ("the first module with a different output is embed.dropout, so forward",),
 }
