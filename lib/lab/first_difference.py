@@ -187,7 +187,8 @@ def _why_loss(step: _Step) -> str:
     if len({*told}) > 1:
         counts = ", ".join(map(str, told[:8])) + ", …" * (len(told) > 8)
         return f"its count of targets is {step.count}, and on the ranks {counts}: each divides by a count of its own"
-    terms = sum(rank.terms for rank in step.ranks) / step.ours.tp.size  # whose ranks compute the same terms
+    copies = len(step.ranks) / (step.ours.over_tokens.size * step.ours.pp.size)  # ranks that compute the same terms
+    terms = sum(rank.terms for rank in step.ranks) / copies
     for number, what in ((told[0], "its count of targets is"), (terms, "the number of its terms is")):
         if number != step.count:
             how = "are lost" if number < step.count else "count twice"
