@@ -32,7 +32,6 @@ from lib.mesh import Group, Mesh
 from lib.pipeline.execute import execute
 from lib.pipeline.schedules.action import Schedule
 from lib.pipeline.stage import Stage
-from lib.placement import shard, unshard
 
 BatchLoss = Callable[[Tensor], Callable[[Tensor, Tensor], Tensor]]  # all targets → the loss of some rows
 
@@ -189,7 +188,7 @@ class ParallelModel:
         full: dict[str, Tensor] = {}
         for fact in self.facts:
             mine = of_flats.get(fact.name, fact.parameter)
-            full[fact.name] = unshard(mine, fact.placement, fact.cut_over)
+            full[fact.name] = fact.whole_of(mine)
 
         # A rank of the pipeline has some of the parameters: the last rank that has one sends it to the others.
         like = next(iter(full.values()))
@@ -215,7 +214,7 @@ class ParallelModel:
         whole = {name: fitting(state[key], key, like(shape)) for key, name, shape in here}
         check_keys(self.shapes.keys() - whole.keys(), state.keys() - self.serial.keys())
         for fact in self.facts:
-            part = shard(whole[fact.name], fact.placement, fact.cut_over)
+            part = fact.part_of(whole[fact.name])
             if fact.name in self._flat_of:
                 self._flat_of[fact.name].load(fact.name, part)
             else:

@@ -27,7 +27,7 @@ from lib.mesh import Group, Mesh, MeshShape
 from lib.model import GPT, mean_loss
 from lib.parallel import parallelize
 from lib.parallel_model import BatchLoss, ParallelModel
-from lib.placement import Replicate, shard, with_partial_gradients
+from lib.placement import Replicate, with_partial_gradients
 from lib.training.config import TrainConfig
 from lib.training.learning_rate import set_learning_rate
 from lib.training.loop import adamw
@@ -192,7 +192,7 @@ def _farthest(ours: ParallelModel, wanted: dict[str, Tensor], of: Callable[[nn.P
     distances = [torch.zeros((), dtype=torch.float64, device=device())]
     for fact, held, span in ours.pieces():
         whole = wanted[fact.name]
-        right = shard(whole, fact.placement, fact.cut_over).flatten()[span]
+        right = fact.part_of(whole).flatten()[span]
         distances.append((of(held).flatten() - right).norm() / whole.norm().clamp(min=least))
     return torch.stack(distances).max()
 
