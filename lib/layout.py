@@ -216,7 +216,9 @@ class Layout:
     def _check_shared_experts(self, model: GPTConfig) -> None:
         """Check that each rank gets an expert, and that loads can be balanced over all tokens of a step."""
         if self.ep > max(1, model.experts):
-            raise ValueError(f"experts={model.experts} cannot be shared by ep={self.ep}: use at most one rank for each")
+            raise ValueError(
+                f"experts={model.experts} cannot be shared by ep={self.ep}: use at most one rank for each"
+            )
         if model.experts and model.expert_width % self.tp:
             raise ValueError(f"d_expert={model.expert_width} cannot be split over tp={self.tp}: use a multiple of it")
         if model.d_shared % self.tp:

@@ -250,7 +250,9 @@ def swiglu(x: Tensor) -> Tensor:
 def _mixture(config: GPTConfig) -> MoE:
     """Experts, and perhaps an MLP beside them that every token goes through."""
     shared = MLP(replace(config, d_mlp=config.d_shared, dropout=0.0)) if config.d_shared else None
-    return MoE(config, swiglu if config.llama else gelu, shared)
+    act = swiglu if config.llama else gelu
+    how = {"gated": config.llama, "dropout": config.dropout, "shared": shared}
+    return MoE(config, config.d_model, config.expert_width, act, **how)
 
 
 class Block(nn.Module):
@@ -318,7 +320,9 @@ class GPT(nn.Module):
         if parameter.is_meta:
             return
         if parameter.dim() >= 2:
-            residual = name.endswith(("attention.out.weight", "mlp.down.weight", "experts.down", "shared.down.weight"))
+            residual = name.endswith(
+                ("attention.out.weight", "mlp.down.weight", "experts.down", "shared.down.weight")
+            )
             std = 0.02 / math.sqrt(2 * self.config.num_layers) if residual else 0.02
             generator = torch.Generator().manual_seed((self.seed + zlib.crc32(name.encode()) * 2**31) % 2**63)
             parameter.copy_(torch.empty(parameter.shape, dtype=torch.float32).normal_(std=std, generator=generator))

@@ -18,18 +18,16 @@ Source: Shazeer et al., 2017, arXiv 1701.06538, section 2; Fedus et al. (Switch)
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-if TYPE_CHECKING:
-    from lib.model import GPTConfig
-
 BALANCE_OVER = ("batch", "sequence")
+Act = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,11 +120,11 @@ class Router(nn.Module):
         load: [E], tokens that chose each expert, of all backward passes since the last step.
     """
 
-    def __init__(self, config: GPTConfig) -> None:
+    def __init__(self, options: ExpertOptions, d_model: int) -> None:
         super().__init__()
-        self.top_k, self.renormalise = config.top_k, config.renormalise
-        self.weight = nn.Parameter(torch.empty(config.experts, config.d_model))
-        self.bias = nn.Parameter(torch.empty(config.experts), requires_grad=False) if config.bias_rate else None
+        self.top_k, self.renormalise = options.top_k, options.renormalise
+        self.weight = nn.Parameter(torch.empty(options.experts, d_model))
+        self.bias = nn.Parameter(torch.empty(options.experts), requires_grad=False) if options.bias_rate else None
         self.load: Tensor | None = None
 
     def forward(self, x: Tensor) -> Routing:
@@ -145,14 +143,17 @@ class Router(nn.Module):
 
 
 class Experts(nn.Module):
-    """E MLPs without biases, their weights stacked: rows[R, D], those of an expert together → y[R, D]."""
+    """E MLPs without biases, their weights stacked: rows[R, D], those of an expert together → y[R, D].
 
-    def __init__(self, config: GPTConfig, act: Callable[[Tensor], Tensor]) -> None:
+    Args:
+        width, gated, act: F; whether `up` has a gate and F more columns; the function between `up` and `down`.
+    """
+
+    def __init__(self, number: int, d_model: int, width: int, gated: bool, act: Act) -> None:
         super().__init__()
-        width, self.act = config.expert_width, act
-        inner = 2 * width if config.llama else width  # gate and up
-        self.up = nn.Parameter(torch.empty(config.experts, inner, config.d_model))
-        self.down = nn.Parameter(torch.empty(config.experts, config.d_model, width))
+        self.act = act
+        self.up = nn.Parameter(torch.empty(number, 2 * width if gated else width, d_model))
+        self.down = nn.Parameter(torch.empty(number, d_model, width))
 
     def forward(self, rows_RD: Tensor, sizes: list[int]) -> Tensor:
         """Compute rows by their experts.
@@ -168,16 +169,27 @@ class MoE(nn.Module):
     """A router and experts in the place of an MLP. x[B, T, D] → y[B, T, D].
 
     Args:
-        act: between the two matrices of an expert.
+        width, gated, act: of an expert, as in `Experts`.
+        dropout: probability of dropping an element of y.
         shared: an MLP that computes every token, added to the experts; or None.
     """
 
-    def __init__(self, config: GPTConfig, act: Callable[[Tensor], Tensor], shared: nn.Module | None = None) -> None:
+    def __init__(
+        self,
+        options: ExpertOptions,
+        d_model: int,
+        width: int,
+        act: Act,
+        *,
+        gated: bool = False,
+        dropout: float = 0.0,
+        shared: nn.Module | None = None,
+    ) -> None:
         super().__init__()
-        self.options = config
-        self.router, self.experts = Router(config), Experts(config, act)
-        self.shared = shared
-        self.dropout = nn.Dropout(config.dropout)
+        self.options, self.shared = options, shared
+        self.router = Router(options, d_model)
+        self.experts = Experts(options.experts, d_model, width, gated, act)
+        self.dropout = nn.Dropout(dropout)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         routing = self.router(x_BTD)
@@ -204,7 +216,7 @@ class MoE(nn.Module):
             return order
         load_E = torch.bincount(experts_R, minlength=self.options.experts)
         room_E = self.room(load_E, len(experts_R) // self.options.top_k)
-        return order[within(load_E) < room_E.repeat_interleave(load_E)]
+        return order[places_among(load_E) < room_E.repeat_interleave(load_E)]
 
     def room(self, load_E: Tensor, tokens: int) -> Tensor:
         """The rows that each expert takes of so many tokens, the even load times the capacity factor; [E]."""
@@ -252,7 +264,7 @@ def loads(routing: Routing) -> Tensor:
     return load_BE.scatter_add_(1, chosen_Bn, torch.ones_like(chosen_Bn, dtype=torch.float64))
 
 
-def within(load_E: Tensor) -> Tensor:
+def places_among(load_E: Tensor) -> Tensor:
     """The place of each sorted row among those of its expert: [2, 3] → 0, 1, 0, 1, 2."""
     starts = load_E.cumsum(0) - load_E
     return torch.arange(int(load_E.sum()), device=load_E.device) - starts.repeat_interleave(load_E)
@@ -275,20 +287,17 @@ class _Also(torch.autograd.Function):
         return gradient, torch.ones_like(ctx.loss), None, None
 
 
-def routers(model: nn.Module) -> Iterator[tuple[str, Router]]:
-    """Name and router of each layer with experts."""
-    return ((name, module) for name, module in model.named_modules() if isinstance(module, Router))
-
-
-def bias_step(bias_E: Tensor, load_E: Tensor, rate: float) -> Tensor:
-    """The bias after a step: up by `rate` for an expert below the mean load, down above it. → [E]."""
-    return bias_E + rate * (load_E.mean() - load_E).sign().to(bias_E.dtype)
+def bias_change(load_E: Tensor, rate: float) -> Tensor:
+    """By how much a step moves the biases: up by `rate` below the mean load, down above it. → [E]."""
+    return rate * (load_E.mean() - load_E).sign()
 
 
 @torch.no_grad()
-def update_biases(model: nn.Module, rate: float) -> None:
-    """After the backward passes of a step: move the biases of all routers, and forget the loads."""
-    for _, router in routers(model):
-        if router.bias is not None and router.load is not None:
-            router.bias.copy_(bias_step(router.bias, router.load, rate))
-        router.load = None
+def update_biases(model: nn.Module) -> None:
+    """After the backward passes of a step on one device: move the biases of all routers, and forget the loads."""
+    for module in model.modules():
+        if isinstance(module, MoE):
+            router, rate = module.router, module.options.bias_rate
+            if router.bias is not None and router.load is not None:
+                router.bias += bias_change(router.load, rate).to(router.bias)
+            router.load = None

@@ -27,7 +27,7 @@ from lib.conjugate import (
 )
 from lib.expert_parallel.dispatch import Dispatch
 from lib.mesh import Group
-from lib.moe import Experts, MoE
+from lib.moe import Experts, MoE, bias_change
 from lib.placement import Fused, Shard, of_experts, parameter_like, shard
 
 SEQUENCE_DIM = 1  # of x[B, T, D]
@@ -118,6 +118,16 @@ class ParallelMoE(MoE):
 
     def all_rows(self, rows: int) -> int:
         return rows * self.groups.batch_pieces
+
+    @torch.no_grad()
+    def bias_change(self) -> Tensor:
+        """By how much this step moves the biases of the router, by the loads of all tokens, which are then forgotten.
+
+        All ranks with tokens must call it. → [E], equal on all of them.
+        """
+        load = comm.all_reduce(self.router.load, self.groups.tokens)
+        self.router.load = None
+        return bias_change(load, self.options.bias_rate)
 
 
 def expert_parallel(model: nn.Module, groups: ExpertGroups) -> nn.Module:

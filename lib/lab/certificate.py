@@ -25,6 +25,7 @@ from lib.layout import Layout
 from lib.masks import drop_by_rows, row_seed
 from lib.mesh import Group, Mesh, MeshShape
 from lib.model import GPT, mean_loss
+from lib.moe import update_biases
 from lib.parallel import parallelize
 from lib.parallel_model import BatchLoss, ParallelModel
 from lib.placement import Replicate, with_partial_gradients
@@ -150,7 +151,8 @@ def _twin_steps(
             loss = loss_of(targets)(twin(inputs), targets)
             loss.backward()
         norm = nn.utils.clip_grad_norm_(twin.parameters(), max_norm)
-        gradients = {name: p.grad.clone() for name, p in twin.named_parameters()}
+        gradients = {name: p.grad.clone() for name, p in twin.named_parameters() if p.requires_grad}
+        update_biases(twin)
         before_step(optimizer, number)
         optimizer.step()
         yield _Step(loss.detach(), norm, gradients, {name: p.detach().clone() for name, p in twin.named_parameters()})
@@ -191,6 +193,8 @@ def _farthest(ours: ParallelModel, wanted: dict[str, Tensor], of: Callable[[nn.P
     least = torch.stack([whole.norm() for whole in wanted.values()]).norm() / 1000
     distances = [torch.zeros((), dtype=torch.float64, device=device())]
     for fact, held, span in ours.pieces():
+        if fact.name not in wanted:
+            continue  # frozen: it has no gradient
         whole = wanted[fact.name]
         right = fact.part_of(whole).flatten()[span]
         distances.append((of(held).flatten() - right).norm() / whole.norm().clamp(min=least))
@@ -210,7 +214,8 @@ def _check_replicas(ours: ParallelModel, wanted: dict[str, Tensor]) -> None:
     least = torch.stack([whole.norm() for whole in wanted.values()]).norm() / 1000  # below, a gradient is rounding
     unsummed = []
     for fact, held, span in ours.pieces():
-        if not isinstance(fact.placement, Replicate) or id(fact.parameter) in marked:
+        is_whole = isinstance(fact.placement, Replicate) and id(fact.parameter) not in marked
+        if not is_whole or not fact.parameter.requires_grad:
             continue
         mine, right = held.grad.flatten(), wanted[fact.name].flatten()[span]
         total = comm.all_reduce(mine, ours.tp)
