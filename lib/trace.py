@@ -186,7 +186,7 @@ def record(rank: int = 0, by: Callable[[], float] = time.perf_counter) -> Iterat
         yield trace
     finally:
         clock = earlier
-        _active.remove((trace, rank))
+        _active[:] = [one for one in _active if one[0] is not trace]  # an equal one may be around it
         now_s = time.perf_counter()
         trace.events += [replace(event, end_s=now_s) for key, event in _under_way.items() if key not in before]
         if not _active:
