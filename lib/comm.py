@@ -10,7 +10,7 @@ They send the values of any dense tensor, also of a view such as `x.conj()`, and
 Shapes: `S` is the tensor on this rank, n the size of the group.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate, groupby
 from operator import itemgetter
 
@@ -18,12 +18,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from lib.mesh import Group, check_group
 from lib.runtime.calls import label  # noqa: F401 a caller finds it here
 from lib.runtime.emulated_link import link  # noqa: F401 this too
 from lib.runtime.gloo import broadcasts, chain, fold_into, is_native
-from lib.runtime.group import check_rank
-from lib.runtime.pending import Pending, collective, message
+from lib.runtime.group import Group, check_group, check_rank
+from lib.runtime.pending import Pending, collective, collective_of_rows, message
+from lib.runtime.rows import RowTable
 from lib.runtime.shapes import (
     as_bytes,
     check_dim,
@@ -195,6 +195,31 @@ def all_to_all(x: Tensor, group: Group, split_dim: int = 0, concat_dim: int = 0)
         return torch.cat([part.movedim(0, split_dim) for part in got], dim=concat_dim).contiguous()
 
     return collective(what, x, group, finish, _all_to_all, as_bytes(got), as_bytes(parts)).wait()
+
+
+def all_to_all_rows(x: Tensor, rows: Sequence[Sequence[int]], group: Group) -> Tensor:
+    """Send unequal numbers of rows to the ranks: x[Σⱼ rows[me][j], …] → [Σᵢ rows[i][me], …], in the order of ranks.
+
+    Sends the bytes of its rows for other ranks, and receives those of their rows for it.
+
+    Args:
+        x: the rows for rank 0 along dim 0, then those for rank 1, and so on; they come in the same order.
+        rows: `rows[i][j]` rows go from group rank i to group rank j: the whole table, equal on all ranks.
+
+    Raises:
+        ValueError: `rows` is no such table, or x has not as many rows as its line for this rank.
+    """
+    return all_to_all_rows_start(x, rows, group).wait()
+
+
+def all_to_all_rows_start(x: Tensor, rows: Sequence[Sequence[int]], group: Group) -> Pending:
+    """Start an `all_to_all_rows` in the background; do not change `x` before `wait()`."""
+    check_group(group)
+    x = readable(x).contiguous()
+    check_dim(x, 0)
+    table = RowTable.checked(rows, group.size, group.rank, len(x))
+    out = out_like(x, (sum(table.coming), *x.shape[1:]), None)
+    return collective_of_rows("all_to_all_rows", out, x, table, group, _all_to_all)
 
 
 def broadcast(x: Tensor, group: Group, src: int = 0) -> Tensor:

@@ -25,12 +25,12 @@ class CommEvent:
 
     Args:
         rank: global rank that made the call.
-        kind: `all_reduce`, `all_gather`, `reduce_scatter`, `all_to_all`, `broadcast`, `shift`, `send`, `recv` or
-            `barrier`; for direct calls of `torch.distributed` also `gather` and `scatter`.
+        kind: `all_reduce`, `all_gather`, `reduce_scatter`, `all_to_all`, `all_to_all_rows`, `broadcast`, `shift`,
+            `send`, `recv` or `barrier`; for direct calls of `torch.distributed` also `gather` and `scatter`.
         axis: mesh axis of the group (`"dp"`, `"pp"`, `"cp"`, `"tp"` or `"world"`); for a group of `new_group`, its
             description or its ranks.
         peers: global ranks of the group, or the one peer of a send or recv.
-        payload_bytes: bytes of the full tensor of the call.
+        payload_bytes: bytes of the full tensor of the call; of `all_to_all_rows`, of the rows that leave this rank.
         wire_bytes: bytes that this rank sends with an ideal ring (`lib.cost.wire_bytes`).
         label: its purpose, from `comm.label(...)`.
         start_s, end_s: times of its start and of its result.
