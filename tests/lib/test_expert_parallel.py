@@ -1,9 +1,11 @@
 """Experts on several ranks: which rows go where, a mixture against one process, and a GPT with all other axes."""
 
+import math
 import random
 import sys
 import tempfile
 from collections import defaultdict
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import cache, partial
 from itertools import combinations, product
@@ -12,6 +14,8 @@ import cloudpickle
 import pytest
 import torch
 
+from book.trials.expert_mistakes import EXPERT_MISTAKES
+from book.trials.mistakes import planted
 from lib import comm, run, trace
 from lib.checkpoint.storage import Save, restore
 from lib.cost.experts import experts_of_rank
@@ -455,3 +459,42 @@ def test_which_rows_an_expert_refuses(n):
     group, of_ranks = ({row for kept in found for row in kept[over].tolist()} for over in ("group", "rank"))
     assert len(wanted) < 96 and group == wanted
     assert len(of_ranks) <= len(group) and (n > 1) == (of_ranks != group)
+
+
+# ---- mistakes -------------------------------------------------------------------------------------------------------
+
+# Each mistake matters; without biases, as the gradient of a bias of keys is rounding, which Adam makes large.
+PRONE = replace(PLAIN, balance=0.1, capacity_factor=1.0, d_expert=16, llama=True, tied=False)
+UNDER = [Layout(dp=4, ep=4, **GROUP), Layout(dp=2, tp=2, ep=2, **GROUP)]
+OF_TP = {"router's gradient not summed over tp", "balance gradient summed over tp"}
+
+
+def with_mistakes(world):
+    """Of each mistake, and None: distances with Adam and with SGD, not clipped, in both layouts."""
+    found = {}
+    for mistake in (None, *EXPERT_MISTAKES):
+        with planted(mistake, EXPERT_MISTAKES) if mistake else nullcontext():
+            found[mistake] = [
+                certify(world, UNDER, serial(PRONE), list(batches(PRONE))[:1], math.inf, optimizer)
+                for optimizer in (partial(torch.optim.Adam, lr=1e-2, eps=1e-15), partial(torch.optim.SGD, lr=0.1))
+            ]
+    return found
+
+
+def test_each_classic_mistake_is_seen(say):
+    """Gradients that are ep times too large show in the gradients, and in the weights of SGD; Adam divides them out."""
+    found = run(with_mistakes, 4, timeout_s=300)[0]
+    assert all(apart.holds() for some in found.pop(None) for apart in some)
+    for mistake, (of_adam, of_sgd) in found.items():
+        for layout, adam, sgd in zip(UNDER, of_adam, of_sgd, strict=True):
+            if mistake in OF_TP and layout.tp == 1:
+                assert adam.holds(), "no rank to sum over"
+                continue
+            weights = f"weights {adam.weight:.1g} with Adam, {sgd.weight:.1g} with SGD"
+            say(f"{mistake}, tp {layout.tp}: loss {adam.loss:.1g}, gradient {adam.gradient:.2g}, {weights}")
+            assert not adam.holds() and adam.gradient > 1e-4 and sgd.weight > 1e-7, (
+                mistake,
+                layout.differs(Layout()),
+            )
+            is_hidden = mistake == "experts' gradients ep times too large"
+            assert (adam.weight < 1e-9) == is_hidden, (mistake, adam)
