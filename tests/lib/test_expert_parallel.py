@@ -155,6 +155,37 @@ def test_the_way_home_is_the_way_there_transposed_and_its_inverse():
         assert forth == pytest.approx(back, rel=1e-13) and apart == 0
 
 
+def three_ways(world):
+    """Distances of a mixture by PyTorch's all-to-all, and by a gather of all tokens, from ours; imported here."""
+    from benchmarks.expert_parallel import SIDES, layer
+
+    results = {}
+    for name in SIDES:
+        moe = layer(name, world, mixture(8, 2))
+        x, weights = (one[4 * world.rank : 4 * world.rank + 4].detach() for one in data_of(moe))
+        y = moe(x.requires_grad_())
+        with trace.record(world.rank) as backward:
+            (y * weights).sum().backward()
+        sent = sum(event.wire_bytes for event in backward.events if event.kind != "all_reduce")
+        grads = {name: p.grad for name, p in moe.named_parameters() if p.requires_grad}
+        results[name] = {"y": y.detach(), "x": x.grad, **grads}, sent
+    ours, sent = results.pop("all-to-all")
+    apart = {
+        name: max((there[key] - x).abs().max().item() for key, x in ours.items())
+        for name, (there, _) in results.items()
+    }
+    return apart, sent, results["all-gather"][1]
+
+
+def test_pytorchs_all_to_all_and_a_gather_give_the_same():
+    """A gather sends all tokens, 2 · 32 of them and their weights; the all-to-all k/n of that, if loads are even."""
+    found = run(three_ways, 3)
+    for apart, _, gathered in found:
+        assert len(apart) == 2 and max(apart.values()) < 1e-13
+        assert gathered == 2 * 32 * D * 8 + 32 * 2 * 8
+    assert sum(sent for _, sent, _ in found) == pytest.approx(3 * 2 * 32 * D * 8 * 2 / 3, rel=0.2)
+
+
 # ---- a GPT, with all other axes -------------------------------------------------------------------------------------
 
 SIZES = {"vocab_size": 16, "context": 16, "d_model": 16, "num_layers": 3, "num_heads": 8}
