@@ -147,11 +147,6 @@ class Layout:
             )
         if self.capacity_over not in CAPACITY_OVER:
             raise ValueError(f"capacity_over={self.capacity_over!r} must be one of {', '.join(CAPACITY_OVER)}")
-        if self.zero == 3 and self.ep > 1:
-            raise ValueError(
-                f"zero=3 and ep={self.ep}: the experts of a rank are on fewer ranks than its other parameters; use "
-                "zero=1 or zero=2, or ep=1"
-            )
 
     @property
     def num_ranks(self) -> int:
