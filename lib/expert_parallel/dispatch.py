@@ -3,13 +3,13 @@
 The problem: a rank has some tokens and some experts, and its tokens chose the experts of all ranks. How many rows go
 where is known only after the router has spoken, and differs in each layer and step.
 
-The idea: sort the rows by expert. Neighbouring experts are on one rank, so the rows for a rank lie side by side, and one
-all-to-all sends them. Two things must be known before: how many rows come, and of which experts. Both are in one table,
-the load of each expert on each rank, which the ranks gather: n · E numbers. At the other end rows arrive by sender;
-sorted once more, those of an expert are together. The way home is the same table, read the other way.
+The idea: sort the rows by expert. Neighbouring experts are on one rank, so the rows for a rank lie side by side, and
+one all-to-all sends them. Two things must be known before: how many rows come, and of which experts. Both are in one
+table, the load of each expert on each rank, which the ranks gather: n · E numbers. At the other end rows arrive by
+sender; sorted once more, those of an expert are together. The way home is the same table, read the other way.
 
-Source: Lepikhin et al. (GShard), 2020, arXiv 2006.16668, section 3.2; Gale et al. (MegaBlocks), 2022, arXiv 2211.15841,
-for rows of unequal numbers.
+Source: Lepikhin et al. (GShard), 2020, arXiv 2006.16668, section 3.2; Gale et al. (MegaBlocks), 2022, arXiv
+2211.15841, for rows of unequal numbers.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ class Dispatch:
     """Where the rows of a layer go. All ranks of the group make it together.
 
     Args:
-        loads_nE: rows for each expert, of each rank.
+        loads: [n, E], rows for each expert, of each rank.
         group: the ranks that share the experts.
     """
 
-    loads_nE: Tensor
+    loads: Tensor
     group: Group
 
     @classmethod
@@ -48,16 +48,16 @@ class Dispatch:
     @property
     def rows(self) -> Table:
         """Rows that each rank sends to each."""
-        n, num_experts = self.group.size, self.loads_nE.shape[1]
+        n, num_experts = self.group.size, self.loads.shape[1]
         of_ranks = [experts_of_rank(num_experts, n, rank) for rank in range(n)]
-        columns = [self.loads_nE[:, mine.start : mine.stop].sum(1) for mine in of_ranks]
+        columns = [self.loads[:, mine.start : mine.stop].sum(1) for mine in of_ranks]
         return torch.stack(columns, 1).tolist()
 
     @property
     def arriving_ne(self) -> Tensor:
         """Rows that come from each rank for each expert of this rank; [n, e]."""
-        mine = experts_of_rank(self.loads_nE.shape[1], self.group.size, self.group.rank)
-        return self.loads_nE[:, mine.start : mine.stop]
+        mine = experts_of_rank(self.loads.shape[1], self.group.size, self.group.rank)
+        return self.loads[:, mine.start : mine.stop]
 
     def there(self, rows_RD: Tensor) -> Tensor:
         """Rows sorted by expert, of all experts → rows from all ranks, sorted by expert, of the experts here.
@@ -76,5 +76,5 @@ class Dispatch:
     def _order(self) -> Tensor:
         """Of the rows as they arrive, by rank: the numbers of those of the first expert, then of the second."""
         n, e = self.arriving_ne.shape
-        experts = torch.arange(e, device=self.loads_nE.device).repeat(n)
+        experts = torch.arange(e, device=self.loads.device).repeat(n)
         return experts.repeat_interleave(self.arriving_ne.flatten()).argsort(stable=True)

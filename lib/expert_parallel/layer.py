@@ -1,14 +1,14 @@
 """A mixture on several ranks: some experts here, tokens from all ranks, loads counted over all.
 
 The problem: three things of a mixture belong to no rank alone. An expert computes tokens of all ranks. A balance loss
-compares loads and scores of all tokens: the mean of the losses of the ranks is a different number. And an expert that is
-full on one rank may have room on the next.
+compares loads and scores of all tokens: the mean of the losses of the ranks is a different number. And an expert that
+is full on one rank may have room on the next.
 
-The idea: `MoE` computes as in one process, and asks at these three places. Here the answers come from a group: rows are
-dispatched (`dispatch.py`), loads are summed, room is what earlier ranks left.
+The idea: `MoE` computes as in one process, and asks at these three places. Here the answers come from a group: rows
+are dispatched (`dispatch.py`), loads are summed, room is what earlier ranks left.
 
-Together with tensor parallelism a rank has a slice of each of its experts, as of an MLP; router and weights see the same
-tokens on all these ranks, and with sequence parallelism those of its shard.
+Together with tensor parallelism a rank has a slice of each of its experts, as of an MLP; router and weights see the
+same tokens on all these ranks, and with sequence parallelism those of its shard.
 """
 
 from __future__ import annotations
