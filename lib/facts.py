@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from lib import comm
 from lib.launch import device
 from lib.mesh import Group
-from lib.placement import Placement, Replicate, copies_of
+from lib.placement import Placement, Replicate, all_experts, copies_of, of_experts, shard, unshard
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,6 +34,7 @@ class Fact:
         sum_over: the ranks over which its gradient is a sum.
         placement: placement of its value on the ranks of `cut_over`.
         cut_over: the tensor-parallel ranks.
+        experts_over: the ranks that share the experts of a stacked weight, along dim 0, before `placement` cuts each.
         copies: ranks with the same shard among those over which a norm is summed and which do not shard it:
             data-parallel ranks, and the second stage of a tied weight.
         stages: the stages on this rank that use it; its gradient is complete after the last backward of each.
@@ -45,9 +46,18 @@ class Fact:
     sum_over: Group
     placement: Placement = Replicate()
     cut_over: Group = Group()
+    experts_over: Group = Group()
     copies: int = 1
     stages: tuple[int, ...] = (0,)
     crosses: bool = False
+
+    def part_of(self, whole: Tensor) -> Tensor:
+        """This rank's shard of the full tensor; a copy, without communication."""
+        return shard(of_experts(whole, self.experts_over), self.placement, self.cut_over)
+
+    def whole_of(self, part: Tensor) -> Tensor:
+        """The full tensor, from the shards of all ranks, which all must call it."""
+        return all_experts(unshard(part, self.placement, self.cut_over), self.experts_over)
 
     @cached_property
     def held_by(self) -> int | Tensor:

@@ -18,7 +18,7 @@ from lib.facts import Fact, check_trains
 from lib.layout import TOKEN_AXES
 from lib.mesh import Group, Mesh
 from lib.pipeline.stage import Stage
-from lib.placement import parts, with_partial_gradients
+from lib.placement import parts, with_experts, with_partial_gradients
 from lib.tensor_parallel.sequence import check_marks
 
 
@@ -33,7 +33,8 @@ def facts_of(
 
     A gradient is a sum over the data-parallel and the context-parallel ranks, which have different tokens; also over
     the tensor-parallel ranks, if a module marks its gradients as partial; and over the ranks of all stages that share
-    the weight (`tie`).
+    the weight (`tie`). The tokens that chose an expert came from all ranks that share the experts, so its gradient is a
+    sum over the ranks that hold the same expert, and no others.
 
     Args:
         stages: the stages on this rank, by number, or a model without pipeline stages.
@@ -51,6 +52,8 @@ def facts_of(
     replicas_and_slices = mesh.group_of_some(*TOKEN_AXES, "tp")
     partial = set().union(*map(with_partial_gradients, pieces.values()))
     tied = _tied_weights(pieces, mesh, rank_of, partial)
+    experts = {key: group for piece in pieces.values() for key, group in with_experts(piece).items()}
+    holders = {ep: same_experts(mesh, ep) for ep in experts.values()}
     counted = set((norm_over or mesh.world).ranks)
 
     facts: dict[int, Fact] = {}
@@ -66,7 +69,8 @@ def facts_of(
             serial, users = tied.get((stage, name), (name, None))
             serial = names[id(p)] if names else serial
             is_partial = id(p) in partial
-            sum_over = users or (replicas_and_slices if is_partial else replicas)
+            ep = experts.get(id(p), Group())
+            sum_over = users or holders.get(ep) or (replicas_and_slices if is_partial else replicas)
             in_the_norm = len(counted.intersection(sum_over.ranks))
             copies = in_the_norm // tp.size if is_partial else in_the_norm
             facts[id(p)] = Fact(
@@ -75,6 +79,7 @@ def facts_of(
                 sum_over,
                 placement=placements[name],
                 cut_over=tp,
+                experts_over=ep,
                 copies=copies,
                 stages=(stage,),
                 crosses=users is not None,
@@ -82,6 +87,11 @@ def facts_of(
     in_order = _crossing_by_name(list(facts.values()))
     check_trains(in_order, mesh.group_of_some("pp"), all(hasattr(piece, "used_by") for piece in pieces.values()))
     return in_order
+
+
+def same_experts(mesh: Mesh, ep: Group) -> Group:
+    """The ranks that hold the same experts as this one, if the ranks of `ep` share them."""
+    return mesh.fold(*TOKEN_AXES, inner=ep.size, names=("ep", "edp"))[1]
 
 
 def _tied_weights(

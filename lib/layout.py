@@ -31,6 +31,7 @@ SPLIT = {"zb-h1": zb_h1, "zb-h2": zb_h2, **V_SHAPED}  # schedules with a backwar
 SCHEDULES = {"naive": naive, "gpipe": gpipe, "1f1b": one_f_one_b, "interleaved": interleaved, **SPLIT}
 AXES = ("dp", "pp", "cp", "tp")
 TOKEN_AXES = ("dp", "cp")  # their ranks have different tokens: rows of a batch, or parts of a row
+CAPACITY_OVER = ("rank", "group")
 ATTENTION = ("gather", "ring", "ulysses")  # how a context-parallel rank sees the keys and values of the others
 
 
@@ -56,6 +57,8 @@ class Layout:
             for heads, ulysses.
         token_order: which tokens a context-parallel rank takes: contiguous; zigzag, an early and a late chunk; striped,
             every cp-th.
+        ep: ranks that share the experts, of the dp · cp ranks with different tokens; it adds none.
+        capacity_over: the tokens that share the capacity of an expert: of a rank, or of the group of ep ranks.
 
     Raises:
         ValueError: techniques that cannot be combined, or an invalid number.
@@ -74,9 +77,11 @@ class Layout:
     recompute: str = "none"
     attention: str = "gather"
     token_order: str = "contiguous"
+    ep: int = 1
+    capacity_over: str = "rank"
 
     def __post_init__(self) -> None:
-        for name in (*AXES, "microbatches", "stages_per_rank"):
+        for name in (*AXES, "ep", "microbatches", "stages_per_rank"):
             whole_number(name, getattr(self, name), 1)
         axes = self.order.split(",")
         if "cp" not in axes and "tp" in axes:
@@ -92,6 +97,7 @@ class Layout:
             raise ValueError("sequence_parallel needs ranks to shard the sequence over: use tp=2 or more")
         self._check_pipeline()
         self._check_context()
+        self._check_experts()
         if self.zero == 3 and self.pp > 1:
             raise ValueError(
                 f"zero=3 and pp={self.pp}: the parameters of a stage would be gathered twice for each microbatch; "
@@ -132,6 +138,15 @@ class Layout:
                 f"token_order={self.token_order} balances the causal work of ranks, and with attention=ulysses each "
                 "rank has all tokens of its heads, which is balanced already: use token_order=contiguous"
             )
+
+    def _check_experts(self) -> None:
+        if self.dp * self.cp % self.ep:
+            raise ValueError(
+                f"ep={self.ep} must divide dp x cp = {self.dp * self.cp}, the ranks with different tokens, which share "
+                f"the experts: use one of {one_of(divisors(self.dp * self.cp))}"
+            )
+        if self.capacity_over not in CAPACITY_OVER:
+            raise ValueError(f"capacity_over={self.capacity_over!r} must be one of {', '.join(CAPACITY_OVER)}")
 
     @property
     def num_ranks(self) -> int:
@@ -182,6 +197,7 @@ class Layout:
                 raise ValueError(f"{name}={size} cannot be split over tp={self.tp}; use a multiple of {self.tp}")
         check_kv_heads(model.kv_heads, self.tp)
         self._check_tokens(model)
+        self._check_shared_experts(model)
         layers_of_stages(model, self.num_stages)
         self.make_schedule()  # not every number of microbatches fits each
         pieces = self.dp * self.microbatches
@@ -190,6 +206,39 @@ class Layout:
             fits = (global_batch // pieces + 1) * pieces
             raise ValueError(
                 f"global_batch={global_batch} cannot be split over {each}; use a multiple of {pieces}, such as {fits}"
+            )
+
+    def _check_shared_experts(self, model: GPTConfig) -> None:
+        """Check that each rank gets an expert, and that loads can be balanced over all tokens of a step."""
+        if self.ep > 1 and not model.experts:
+            raise ValueError(f"ep={self.ep} ranks share experts, and experts=0: use experts={self.ep}, or more")
+        if self.ep > max(1, model.experts):
+            raise ValueError(
+                f"experts={model.experts} cannot be shared by ep={self.ep}: use at most one rank for each"
+            )
+        if model.experts and model.expert_width % self.tp:
+            raise ValueError(f"d_expert={model.expert_width} cannot be split over tp={self.tp}: use a multiple of it")
+        if model.d_shared % self.tp:
+            raise ValueError(f"d_shared={model.d_shared} cannot be split over tp={self.tp}: use a multiple of it")
+        if model.balance and model.balance_over == "batch" and self.microbatches > 1:
+            raise ValueError(
+                f"balance_over=batch compares the loads of all tokens of a step, and the first of microbatches="
+                f"{self.microbatches} is trained before the last is routed: use balance_over=sequence, or one"
+            )
+
+    def check_capacity(self, model: GPTConfig) -> None:
+        """Check that experts which are full refuse the same tokens in this layout as in one process.
+
+        Raises:
+            ValueError: they do not.
+        """
+        in_one_group = self.ep == self.dp and (self.capacity_over == "group" or self.ep == 1)
+        of_one = in_one_group and self.cp == 1 and self.microbatches == 1
+        if model.capacity_factor is not None and not of_one:
+            raise ValueError(
+                f"capacity_factor={model.capacity_factor} drops tokens that find an expert full, and these ranks and "
+                "microbatches drop others than one process: leave it out, or use capacity_over=group, ep as large as "
+                "dp, cp=1 and microbatches=1"
             )
 
     def _check_tokens(self, model: GPTConfig) -> None:
@@ -253,7 +302,7 @@ def nearest(
 def _possible(others: Mapping[str, object], microbatches: int, worlds: set[int], cps: list[int]) -> list[Layout]:
     """All degrees on so many ranks, these of cp; each remaining field has its requested or its simplest value."""
     simplest = {"schedule": "1f1b", "stages_per_rank": 1, "sequence_parallel": False, "zero": 1, "recompute": "none"}
-    simplest |= {"attention": "gather", "token_order": "contiguous"}
+    simplest |= {"attention": "gather", "token_order": "contiguous", "ep": 1, "capacity_over": "rank"}
     choices = {name: {value, simplest.get(name, value)} for name, value in others.items()}
     choices["microbatches"] = {microbatches, 1, 2, 4, 8, 16}
     layouts = []

@@ -169,6 +169,30 @@ class Mesh:
         here = [axis for axis in axes if axis in self.shape.sizes]
         return self.group(*here, among=among) if here else Group("×".join(axes), (self.world.global_rank,))
 
+    def fold(self, *axes: str, inner: int, names: tuple[str, str]) -> tuple[Group, Group]:
+        """Two groups of this rank inside its group along these axes: its `inner` neighbours, and the ranks that have
+        its place among theirs. So the same ranks are a plane of two axes more, for some layers alone.
+
+        Args:
+            names: the axes of the two groups, for traces.
+
+        Raises:
+            ValueError: the ranks along these axes are no multiple of `inner`.
+
+        Source: Liu et al., 2025, arXiv 2504.14960 (parallel folding).
+        """
+        plane = self.group_of_some(*axes)
+        if plane.size % inner:
+            raise ValueError(f"{plane.size} ranks along {'×'.join(axes)} are no multiple of {inner}")
+        first = plane.rank // inner * inner
+        lines = plane.ranks[first : first + inner], plane.ranks[plane.rank % inner :: inner]
+        places = plane.rank % inner, plane.rank // inner
+        near, far = (
+            Group(name, ranks, place, self._process_group(ranks, name))
+            for name, ranks, place in zip(names, lines, places, strict=True)
+        )
+        return near, far
+
     def _process_group(self, ranks: tuple[int, ...], name: str) -> Any:
         """The process group of these ranks; equal groups share it under all names."""
         if len(ranks) in (1, self.world.size):

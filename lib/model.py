@@ -25,16 +25,19 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, gelu, scaled_dot_product_attention, silu
+from torch.nn.functional import gelu, scaled_dot_product_attention, silu
+
+from lib.losses import loss_sum_and_count, loss_term, mean_loss  # noqa: F401 a caller finds them here
+from lib.moe import ExpertOptions, MoE
 
 
 @dataclass(frozen=True)
-class GPTConfig:
-    """Sizes of a GPT.
+class GPTConfig(ExpertOptions):
+    """Sizes of a GPT. Options of experts come by name alone: `lib.moe.ExpertOptions`.
 
     Args:
         vocab_size: number of different tokens, V (256: a token is a byte).
@@ -86,6 +89,7 @@ class GPTConfig:
             raise ValueError(f"d_head={self.d_head}: RoPE turns pairs; use d_model={self.d_model + self.num_heads}")
         if not 0.0 <= self.dropout < 1.0:
             raise ValueError(f"dropout={self.dropout} is not a probability; use 0 <= dropout < 1, such as 0.1")
+        self.check_experts(self.num_layers)
 
     @property
     def d_head(self) -> int:
@@ -103,20 +107,24 @@ class GPTConfig:
         return 4 * self.d_model if self.d_mlp is None else self.d_mlp
 
     @property
+    def expert_width(self) -> int:
+        """Width inside an expert: `d_expert`, or that of the MLP."""
+        return self.mlp_width if self.d_expert is None else self.d_expert
+
+    @property
     def num_block_parameters(self) -> int:
-        """Parameters of one block, counted: 12·D² + 13·D for GPT-2, without grouped queries."""
-        return _count(Block, self)
+        """Parameters of the last block, counted: 12·D² + 13·D for GPT-2, without grouped queries and experts."""
+        return _count(Block, self, self.num_layers - 1)
 
     @property
     def num_parameters(self) -> int:
         """Parameters of the model, counted; a tied weight once."""
-        ends = _count(Embed, self) + _count(Head, self) - (self.vocab_size * self.d_model if self.tied else 0)
-        return ends + self.num_layers * self.num_block_parameters
+        return _count(GPT, self)
 
 
-def _count(part: type[nn.Module], config: GPTConfig) -> int:
-    with torch.device("meta"):
-        return sum(p.numel() for p in part(config).parameters())
+def _count(part: type[nn.Module], *how: GPTConfig | int) -> int:
+    with torch.device("meta"), torch.random.fork_rng(devices=[]):  # a GPT draws its seed
+        return sum(p.numel() for p in part(*how).parameters())
 
 
 def _norm(config: GPTConfig) -> nn.Module:
@@ -238,15 +246,26 @@ def swiglu(x: Tensor) -> Tensor:
     return silu(gate) * up
 
 
-class Block(nn.Module):
-    """One pre-norm transformer layer: x + attention(norm1(x)), then x + mlp(norm2(x)). x[B, T, D] → x[B, T, D]."""
+def _mixture(config: GPTConfig) -> MoE:
+    """Experts, and perhaps an MLP beside them that every token goes through."""
+    shared = MLP(replace(config, d_mlp=config.d_shared, dropout=0.0)) if config.d_shared else None
+    act = swiglu if config.llama else gelu
+    how = {"gated": config.llama, "dropout": config.dropout, "shared": shared}
+    return MoE(config, config.d_model, config.expert_width, act, **how)
 
-    def __init__(self, config: GPTConfig) -> None:
+
+class Block(nn.Module):
+    """One pre-norm transformer layer: x + attention(norm1(x)), then x + mlp(norm2(x)). x[B, T, D] → x[B, T, D].
+
+    `layer`, its number, decides whether experts take the place of the MLP.
+    """
+
+    def __init__(self, config: GPTConfig, layer: int = 0) -> None:
         super().__init__()
         self.norm1 = _norm(config)
         self.attention = Attention(config)
         self.norm2 = _norm(config)
-        self.mlp = MLP(config)
+        self.mlp = _mixture(config) if config.has_experts(layer) else MLP(config)
         self.recompute = None  # or `recomputed` of lib/recompute.py: backward runs `_add` again
 
     def forward(self, x_BTD: Tensor) -> Tensor:
@@ -284,7 +303,7 @@ class GPT(nn.Module):
         super().__init__()
         self.config, self.seed = config, int(torch.randint(2**62, (), device="cpu"))
         self.embed = Embed(config)
-        self.blocks = nn.ModuleList(Block(config) for _ in range(config.num_layers))
+        self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.num_layers))
         self.head = Head(config)
         if config.tied:
             self.head.linear.weight = self.embed.token.weight
@@ -299,8 +318,10 @@ class GPT(nn.Module):
         """
         if parameter.is_meta:
             return
-        if parameter.dim() == 2:
-            residual = name.endswith(("attention.out.weight", "mlp.down.weight"))
+        if parameter.dim() >= 2:
+            residual = name.endswith(
+                ("attention.out.weight", "mlp.down.weight", "experts.down", "shared.down.weight")
+            )
             std = 0.02 / math.sqrt(2 * self.config.num_layers) if residual else 0.02
             generator = torch.Generator().manual_seed((self.seed + zlib.crc32(name.encode()) * 2**31) % 2**63)
             parameter.copy_(torch.empty(parameter.shape, dtype=torch.float32).normal_(std=std, generator=generator))
@@ -318,33 +339,3 @@ class GPT(nn.Module):
         for block in self.blocks:
             x_BTD = block(x_BTD)
         return self.head(x_BTD)
-
-
-def loss_sum_and_count(logits_BTV: Tensor, targets_BT: Tensor, ignore_index: int = -100) -> tuple[Tensor, Tensor]:
-    """Sum of the cross-entropies in nats over tokens, and how many count: the loss is Σ sum / Σ count over ranks.
-
-    Half precision is widened to float32 first; `ignore_index` marks targets that do not count.
-    """
-    if logits_BTV.shape[:-1] != targets_BT.shape:
-        raise ValueError(
-            f"logits {tuple(logits_BTV.shape)} and targets {tuple(targets_BT.shape)} must be [B, T, V] and [B, T]"
-        )
-    wide = logits_BTV.to(torch.promote_types(logits_BTV.dtype, torch.float32))
-    logits, targets = wide.flatten(0, -2), targets_BT.flatten()
-    total = cross_entropy(logits, targets, ignore_index=ignore_index, reduction="sum")
-    return total, (targets != ignore_index).sum()
-
-
-def loss_term(logits_BTV: Tensor, targets_BT: Tensor, count: float | Tensor, ignore_index: int = -100) -> Tensor:
-    """The term of these tokens in the mean loss over `count` tokens: Σ of their cross-entropies / count, shape [].
-
-    0 if no token counts, here or at all. Terms add up, and so do their gradients, over microbatches and over ranks.
-    """
-    counted = torch.as_tensor(count)  # a sum of weights may be below 1
-    return loss_sum_and_count(logits_BTV, targets_BT, ignore_index)[0] / torch.where(counted == 0, 1, counted)
-
-
-def mean_loss(logits_BTV: Tensor, targets_BT: Tensor, ignore_index: int = -100) -> Tensor:
-    """Mean cross-entropy in nats per counted token, shape []; 0 (with zero gradients) when none is counted."""
-    total, count = loss_sum_and_count(logits_BTV, targets_BT, ignore_index)
-    return total / count.clamp(min=1)

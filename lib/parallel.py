@@ -7,12 +7,13 @@ parameter follow from the mesh (`gradient_ranks.py`), and the rest is compositio
 
     tensor_parallel(model, mesh.group("tp"))                    each rank has shards of the matrices
     context_parallel(model, mesh.group("cp"))                   … and some tokens of each sequence
+    expert_parallel(model, groups)                              … and some of the experts
     stages = stages_of(model, schedule, mesh.group("pp").rank)  … of some of the layers
     facts = facts_of(stages, mesh, schedule.rank_of)
     sums = Gradients(facts)                                     … whose gradients are sums over these ranks
     optimizer = ShardedOptimizer(sums, adamw)
 
-An unused technique is an axis with one rank. Only the first three depend on the model: `parallelize` knows them for a
+An unused technique is an axis with one rank. Only the first four depend on the model: `parallelize` knows them for a
 GPT, and `assemble` takes them as functions.
 """
 
@@ -29,12 +30,13 @@ from lib.context_parallel.tokens import take_tokens
 from lib.cost.sizes import BUCKET_BYTES
 from lib.data_parallel.bucketed_gradients import Gradients
 from lib.data_parallel.check_optimizer import check_groups
-from lib.data_parallel.ddp import broadcast_weights, replicas
+from lib.data_parallel.ddp import broadcast_weights
 from lib.data_parallel.flat import MakeOptimizer
 from lib.data_parallel.fsdp import FSDP
 from lib.data_parallel.optimizer import ShardedOptimizer
 from lib.data_parallel.zero import check_range, sharded_gradients
 from lib.documents import documents_of
+from lib.expert_parallel.layer import ExpertGroups, expert_parallel
 from lib.facts import serial_names
 from lib.gradient_ranks import facts_of
 from lib.launch import device
@@ -46,7 +48,7 @@ from lib.parallel_model import BatchLoss, ParallelModel
 from lib.pipeline.lower import lower
 from lib.pipeline.schedules.with_reduce import with_reduce
 from lib.pipeline.stage import Stage, check_cut, cut, tie
-from lib.placement import parts
+from lib.placement import of_experts, parts, with_experts
 from lib.placement import shard as shard_of
 from lib.tensor_parallel.custom_layers import check_tokenwise
 from lib.tensor_parallel.gpt import tensor_parallel
@@ -103,6 +105,7 @@ def parallelize(
         drop_by_rows(model, heads, tokens)
         if layout.cp > 1:
             context_parallel(model, cp, layout.attention, layout.token_order)
+        expert_parallel(model, _expert_groups(mesh, layout))
 
     def stage(module: nn.Module) -> Stage:
         return Stage(module, model.config.d_model, slices=model.sequence_slices)
@@ -119,6 +122,19 @@ def parallelize(
         how["documents_of"] = partial(documents_of, end=model.config.document_end)
         model.finds_documents = False  # a stage, or a rank, has not all tokens
     return _assemble(model, mesh, layout, optimizer, loss, shard, cut, stage, **how)
+
+
+def _expert_groups(mesh: Mesh, layout: Layout) -> ExpertGroups:
+    sliced = ("tp",) if layout.sequence_parallel else ()
+    return ExpertGroups(
+        ep=mesh.fold(*TOKEN_AXES, inner=layout.ep, names=("ep", "edp"))[0],
+        tp=mesh.group_of_some("tp"),
+        tokens=mesh.group_of_some(*TOKEN_AXES, *sliced),
+        sequence=mesh.group_of_some("cp", *sliced),
+        batch_pieces=layout.dp * layout.microbatches,
+        sequence_parallel=layout.sequence_parallel,
+        capacity_over=layout.capacity_over,
+    )
 
 
 def assemble(
@@ -237,19 +253,15 @@ def _assemble(
     _check_stages(model, modules, schedule.num_stages)
     tie(modules)
     stages = {s: stage(modules[s]) for s in schedule.stages_on(mesh.group("pp").rank)}
-    norm_over = mesh.world if layout.zero else mesh.group("pp", "tp")
+    norm_over = mesh.world if layout.zero or layout.ep > 1 else mesh.group("pp", "tp")
+    names = {id(p): name for name, p in model.named_parameters()}
+    facts = facts_of(stages, mesh, schedule.rank_of, norm_over, names)
     if layout.zero == 3:
-        over = mesh.group_of_some(*TOKEN_AXES)
-        facts = list(replicas(model, over))
-        owner = FSDP(model, over, optimizer, op="sum", dtype=dtype)
+        owner = FSDP(model, mesh.group_of_some(*TOKEN_AXES), optimizer, op="sum", dtype=dtype, facts=facts)
+    elif layout.zero:
+        owner = ShardedOptimizer(sharded_gradients(facts, layout.zero, "sum", bucket_bytes, dtype), optimizer)
     else:
-        names = {id(p): name for name, p in model.named_parameters()}
-        facts = facts_of(stages, mesh, schedule.rank_of, norm_over, names)
-        if layout.zero:
-            gradients = sharded_gradients(facts, layout.zero, "sum", bucket_bytes, dtype)
-        else:
-            gradients = Gradients(facts, "sum", bucket_bytes)
-        owner = ShardedOptimizer(gradients, optimizer)
+        owner = ShardedOptimizer(Gradients(facts, "sum", bucket_bytes), optimizer)
     lowered = lower(with_reduce(schedule, each=layout.zero >= 2))
     return ParallelModel(mesh, lowered, stages, facts, owner, loss, norm_over, serial, seed, **more)
 
@@ -276,7 +288,7 @@ def _check(model: nn.Module, layout: Layout, optimizer: MakeOptimizer, dtype: to
 
 def _check_shards(model: nn.Module, serial: Mapping[str, tuple[str, torch.Size]], tp: Group) -> None:
     """Check that a sharded model has the names of the full model, and shards that make up its parameters."""
-    now, full = parts(model), dict(serial.values())
+    now, full, experts = parts(model), dict(serial.values()), with_experts(model)
     if missing := [name for name in full if name not in now]:
         raise ValueError(
             f"{missing[0]} is missing after shard=: put each parallel layer in the place of its layer, so that its "
@@ -290,7 +302,8 @@ def _check_shards(model: nn.Module, serial: Mapping[str, tuple[str, torch.Size]]
             )
     for name, shape in full.items():
         p, placement = now[name]
-        right = shard_of(torch.empty(shape, device="meta"), placement, tp).shape
+        mine = of_experts(torch.empty(shape, device="meta"), experts.get(id(p), Group()))
+        right = shard_of(mine, placement, tp).shape
         if p.shape != right:
             raise ValueError(
                 f"{name} has shape {list(p.shape)} after shard=, and {list(shape)} before: with its placement, "

@@ -23,6 +23,7 @@ from lib.data_parallel.fsdp import FSDP
 from lib.data_parallel.optimizer import ShardedOptimizer
 from lib.data_parallel.state_dicts import check_keys, fitting
 from lib.documents import see_documents
+from lib.expert_parallel.layer import ParallelMoE
 from lib.facts import Fact
 from lib.launch import device
 from lib.layout import TOKEN_AXES
@@ -32,7 +33,6 @@ from lib.mesh import Group, Mesh
 from lib.pipeline.execute import execute
 from lib.pipeline.schedules.action import Schedule
 from lib.pipeline.stage import Stage
-from lib.placement import shard, unshard
 
 BatchLoss = Callable[[Tensor], Callable[[Tensor, Tensor], Tensor]]  # all targets → the loss of some rows
 
@@ -115,6 +115,7 @@ class ParallelModel:
         term = self.backward(inputs, targets, number)
         with trace.span("optimizer"):
             self.clip(max_norm)
+            self._move_biases()
             self.owner.step()
         return comm.all_reduce(term, self.over_tokens)
 
@@ -136,6 +137,15 @@ class ParallelModel:
         """Scale all gradients so that the norm over the full model is at most `max_norm`; return the old norm, []."""
         self.norm = self.gradients.clip(self.norm_over, max_norm)
         return self.norm
+
+    @torch.no_grad()
+    def _move_biases(self) -> None:
+        """Move the biases by which routers balance the loads of experts; they have no gradient."""
+        mixtures = [m for stage in self.stages.values() for m in stage.module.modules() if isinstance(m, ParallelMoE)]
+        moves = {id(m.router.bias): m.bias_change() for m in mixtures if m.router.bias is not None}
+        for fact, held, span in self.pieces() if moves else ():
+            if id(fact.parameter) in moves:
+                held += moves[id(fact.parameter)][span].to(held)
 
     def zero_grad(self) -> None:
         """Drop all gradients, such as those of a step that is skipped; all ranks must call it."""
@@ -161,7 +171,9 @@ class ParallelModel:
         if not has_rows:  # a forward may contain collectives: take part, with a row that does not count
             x, y = inputs[:1], targets[:1]
         loss = self.term_of(targets)
-        schedule = self.schedule.forward_only(min(len(x), self.schedule.num_microbatches))
+        # Equal on all ranks, because a forward may contain collectives over ranks with different rows.
+        pieces = min(max(1, len(inputs) // self.dp.size), self.schedule.num_microbatches)
+        schedule = self.schedule.forward_only(pieces)
         modes = {module: module.training for stage in self.stages.values() for module in stage.module.modules()}
         try:
             for module in modes:
@@ -189,7 +201,7 @@ class ParallelModel:
         full: dict[str, Tensor] = {}
         for fact in self.facts:
             mine = of_flats.get(fact.name, fact.parameter)
-            full[fact.name] = unshard(mine, fact.placement, fact.cut_over)
+            full[fact.name] = fact.whole_of(mine)
 
         # A rank of the pipeline has some of the parameters: the last rank that has one sends it to the others.
         like = next(iter(full.values()))
@@ -215,7 +227,7 @@ class ParallelModel:
         whole = {name: fitting(state[key], key, like(shape)) for key, name, shape in here}
         check_keys(self.shapes.keys() - whole.keys(), state.keys() - self.serial.keys())
         for fact in self.facts:
-            part = shard(whole[fact.name], fact.placement, fact.cut_over)
+            part = fact.part_of(whole[fact.name])
             if fact.name in self._flat_of:
                 self._flat_of[fact.name].load(fact.name, part)
             else:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from lib import comm
+from lib.cost.experts import experts_of_rank
 from lib.mesh import Group
 from lib.runtime.shapes import check_dim, check_plain, readable
 
@@ -102,6 +103,28 @@ def unshard(part: Tensor, placement: Placement, group: Group) -> Tensor:
             return torch.cat([unshard(piece, cut, group) for piece, (_, cut) in pieces], dim)
 
 
+def of_experts(whole: Tensor, group: Group) -> Tensor:
+    """The experts of this rank in a stacked weight, along dim 0: some have one more if they do not divide; a view.
+
+    On a group of one, of any tensor, all of it.
+    """
+    if group.size == 1:
+        return whole
+    mine = experts_of_rank(len(whole), group.size, group.rank)
+    return whole[mine.start : mine.stop]
+
+
+def all_experts(part: Tensor, group: Group) -> Tensor:
+    """The stacked weight of all experts, from those of each rank: an all-gather along dim 0."""
+    if group.size == 1:
+        return part
+    sizes = comm.all_gather(torch.tensor([len(part)], device=part.device), group).tolist()
+    padded = part.new_zeros(max(sizes), *part.shape[1:])
+    padded[: len(part)] = part
+    every = comm.all_gather(padded, group).split(max(sizes))
+    return torch.cat([some[:size] for some, size in zip(every, sizes, strict=True)])
+
+
 def sections(placement: Placement, shape: torch.Size, group: Group) -> list[tuple[int, int, int, int]]:
     """The stretches of this rank's shard in the full tensor: (dim, start in the shard, start in the full tensor, size)
     of each; none if the shard is the full tensor.
@@ -184,6 +207,16 @@ def with_partial_gradients(module: nn.Module) -> set[int]:
         id(getattr(submodule, name))
         for submodule in module.modules()
         for name in getattr(submodule, "partial_gradients", ())
+    }
+
+
+def with_experts(module: nn.Module) -> dict[int, Group]:
+    """`id` of a stacked weight of experts → the ranks that share them (`shared_by` of the module that has it)."""
+    return {
+        id(p): submodule.shared_by
+        for submodule in module.modules()
+        if hasattr(submodule, "shared_by")
+        for p in submodule._parameters.values()
     }
 
 

@@ -36,6 +36,10 @@ class Box(NamedTuple):
     offset: tuple[int, ...]
     shape: tuple[int, ...]
 
+    def behind(self, rows: int) -> Box:
+        """The same box with so many rows before it, along dim 0."""
+        return self._replace(offset=(self.offset[0] + rows, *self.offset[1:]))
+
 
 def boxes_of_range(shape: Sequence[int], start: int, stop: int) -> Iterator[Box]:
     """The elements [start, stop) of a flattened tensor, as boxes of the tensor, in order; at most 2·dims − 1 of them.

@@ -31,6 +31,7 @@ from torch.distributed.checkpoint.planner_helpers import create_read_items_for_c
 from lib import comm
 from lib.checkpoint.boxes import Box, boxes_of_part
 from lib.checkpoint.files import CheckpointError, check_files, checksum, note_checksums, reason, unseen
+from lib.cost.experts import experts_of_rank
 from lib.data_parallel.state_dicts import check_keys, check_state, fitting
 from lib.parallel_model import ParallelModel, Piece
 
@@ -61,7 +62,11 @@ def contents(model: ParallelModel) -> dict[str, Stored]:
 def _cut(piece: Piece, values: Tensor, shape: torch.Size) -> Stored:
     """Values in the layout of a piece, as boxes of the full parameter."""
     fact = piece.fact
-    return Stored(shape, dict(boxes_of_part(values, piece.span, fact.parameter.shape, fact.placement, fact.cut_over)))
+    boxes = boxes_of_part(values, piece.span, fact.parameter.shape, fact.placement, fact.cut_over)
+    if (ep := fact.experts_over).size > 1:
+        first = experts_of_rank(shape[0], ep.size, ep.rank).start
+        boxes = ((box.behind(first), x) for box, x in boxes)
+    return Stored(shape, dict(boxes))
 
 
 def as_one_box(x: Tensor) -> Stored:

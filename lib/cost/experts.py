@@ -165,6 +165,13 @@ def routed_kept_bytes(shape: ExpertShape, tp: int = 1, *, fused_swiglu: bool = T
     return shape.top_k * (2 * shape.base.d_model + (6 if fused_swiglu else 8) * shape.d_expert / tp)
 
 
+def experts_of_rank(num_experts: int, ranks: int, rank: int) -> range:
+    """The experts that a rank holds: neighbours, as evenly as possible; the first ranks have one more if need be."""
+    each, more = divmod(num_experts, ranks)
+    start = rank * each + min(rank, more)
+    return range(start, start + each + (rank < more))
+
+
 # ---- messages -------------------------------------------------------------------------------------------------------
 
 

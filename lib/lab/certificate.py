@@ -83,8 +83,8 @@ def certify(
         loss: of one process, from its output and all targets, in the form that `assemble` takes.
 
     Raises:
-        ValueError: a layout with a different number of ranks; a parameter that works on shards, and whose module does
-            not say so in `partial_gradients`.
+        ValueError: a layout with a different number of ranks, or in which full experts drop other tokens; a parameter
+            that works on shards, and whose module does not say so in `partial_gradients`.
 
     Example:
         from lib.lab.certificate import certify
@@ -102,6 +102,8 @@ def certify(
     meshes: dict[str, Mesh] = {}  # a mesh serves all layouts of its shape
     distances = []
     for layout in layouts:
+        if isinstance(model, GPT):
+            layout.check_capacity(model.config)
         if (shape := str(layout.sizes)) not in meshes:
             meshes[shape] = Mesh(MeshShape(**layout.sizes), world)
         mesh = meshes[shape]
@@ -174,7 +176,8 @@ def _check_replicas(ours: ParallelModel, wanted: dict[str, Tensor]) -> None:
     least = torch.stack([whole.norm() for whole in wanted.values()]).norm() / 1000  # below, a gradient is rounding
     unsummed = []
     for fact, held, span in ours.pieces():
-        if not isinstance(fact.placement, Replicate) or id(fact.parameter) in marked:
+        is_whole = isinstance(fact.placement, Replicate) and id(fact.parameter) not in marked
+        if not is_whole or not fact.parameter.requires_grad:
             continue
         mine, right = held.grad.flatten(), wanted[fact.name].flatten()[span]
         total = comm.all_reduce(mine, ours.tp)

@@ -138,7 +138,7 @@ class _Watched:
             apart = ((mine - right).norm() / size).item()
             usual = size * math.sqrt(len(mine) / whole.numel())  # of a piece that is a part of the tensor
             rest = ((mine - (share if square else 0.0) * right).norm() / usual).item()
-            places = tuple(sections(fact.placement, fact.parameter.shape, fact.cut_over))
+            places = (fact.experts_over.rank, *sections(fact.placement, fact.parameter.shape, fact.cut_over))
             is_zero = bool(whole.norm() <= ZERO * all_tensors) and apart <= allowed
             region = (places, span.start, span.stop)
             found.append(_Part(fact.name, region, share, apart, rest, bool(mine.isfinite().all()), is_zero))

@@ -15,8 +15,8 @@ from lib.facts import Fact
 from lib.lab.module_outputs import ModuleOutputs, Output
 from lib.masks import drop_by_rows, row_seed
 from lib.model import mean_loss
+from lib.moe import update_biases
 from lib.parallel_model import BatchLoss, ParallelModel
-from lib.placement import shard
 
 Batch = tuple[Tensor, Tensor]
 ADAMW = partial(torch.optim.AdamW, lr=1e-2)
@@ -60,7 +60,8 @@ def twin_steps(
             loss = loss_of(targets)(twin(inputs), targets)
             loss.backward()
         norm = nn.utils.clip_grad_norm_(twin.parameters(), max_norm)
-        gradients = {name: p.grad.clone() for name, p in twin.named_parameters()}
+        gradients = {name: p.grad.clone() for name, p in twin.named_parameters() if p.requires_grad}
+        update_biases(twin)
         before_step(optimizer, number)
         optimizer.step()
         weights = {name: p.detach().clone() for name, p in twin.named_parameters()}
@@ -86,9 +87,11 @@ class Beside(NamedTuple):
 
 
 def beside(ours: ParallelModel, wanted: dict[str, Tensor], of: Callable[[nn.Parameter], Tensor]) -> Iterator[Beside]:
-    """Each owned piece of this rank, such as its gradient, beside the same piece of the twin."""
+    """Each owned piece of this rank, such as its gradient, beside the same piece of the twin, if that has one."""
     least = torch.stack([whole.norm() for whole in wanted.values()]).norm() / 1000
     for fact, held, span in ours.pieces():
+        if fact.name not in wanted:  # a frozen parameter has no gradient
+            continue
         whole = wanted[fact.name]
-        right = shard(whole, fact.placement, fact.cut_over).flatten()[span]
+        right = fact.part_of(whole).flatten()[span]
         yield Beside(fact, span, of(held).flatten(), right, whole, whole.norm().clamp(min=least))

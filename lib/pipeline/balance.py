@@ -34,7 +34,11 @@ def balanced(costs: Sequence[float], num_parts: int) -> list[range]:
 def layer_costs(config: GPTConfig) -> list[float]:
     """Multiplications per token for each block and, last, for the head; the embedding is free."""
     block = ModelShape.of(config).num_block_weights + 2 * config.context * config.d_model
-    return [float(block)] * config.num_layers + [float(config.d_model * config.vocab_size)]
+    matrices = 3 if config.llama else 2
+    wider = config.top_k * config.expert_width + config.d_shared - config.mlp_width  # than the MLP in their place
+    mixture = block + matrices * config.d_model * wider + config.d_model * config.experts
+    blocks = [float(mixture if config.has_experts(layer) else block) for layer in range(config.num_layers)]
+    return [*blocks, float(config.d_model * config.vocab_size)]
 
 
 def layers_of_stages(config: GPTConfig, num_stages: int) -> list[range]:

@@ -24,11 +24,12 @@ from torch import nn
 from torch.nn.functional import gelu
 
 from lib.model import GPT, MLP, Attention, Block, Embed, Head, Heads, swiglu
+from lib.moe import Experts, MoE, Router
 from lib.tensor_parallel.vocab import USUAL
 
 BETWEEN, AROUND = "between the pairs", "around the head"
 TOKENWISE = (nn.Linear, nn.LayerNorm, nn.RMSNorm, nn.Dropout, nn.Identity, nn.GELU, nn.ReLU, nn.SiLU, nn.Tanh)
-SHARDED = (Embed, Attention, MLP, Head)
+SHARDED = (Embed, Attention, MLP, MoE, Head)
 KNOWN = (*SHARDED, Block, GPT, nn.Sequential, nn.ModuleList, nn.ModuleDict)
 METHODS = {Block: ("forward", "_add"), Heads: ("forward", "_attend", "attention")}  # all others: forward
 
@@ -54,6 +55,8 @@ def _own_part(module: nn.Module, n: int) -> str:
             as_made["act"] = all(as_made.values()) and _acts_on_shards(module, n)
         case Head():
             as_made = {"linear": _is_plain(module.linear, nn.Linear)}
+        case MoE():
+            as_made = {name: _is_unchanged(getattr(module, name)) for name in ("router", "experts")}
         case _:
             as_made = {}
     return next((name for name, same in as_made.items() if not same), "")
@@ -78,10 +81,12 @@ def _walk(name: str, module: nn.Module, place: str, n: int) -> Iterator[tuple[st
                 replaced = ("up", "act", "down")
             case Head():
                 replaced = ("linear",)
+            case MoE():
+                replaced = ("router", "experts")  # by `expert_parallel`
     for child, inside in module.named_children():
         if child not in replaced:
             of_gpt = isinstance(module, GPT) and child in ("embed", "blocks")
-            is_between = of_gpt or replaced or isinstance(module, (Embed, Block, Attention, MLP))
+            is_between = of_gpt or replaced or isinstance(module, (Embed, Block, Attention, MLP, MoE))
             yield from _walk(f"{name}.{child}".lstrip("."), inside, BETWEEN if is_between else place, n)
 
 
@@ -121,6 +126,11 @@ def _has_methods(module: nn.Module, kind: type[nn.Module]) -> bool:
 
 def _is_stateless(module: nn.Module) -> bool:
     return not [*module.parameters(), *module.buffers()] and not any(map(_has_hooks, module.modules()))
+
+
+def _is_unchanged(module: nn.Module) -> bool:
+    """Whether a module is exactly of a class of `lib/moe.py`."""
+    return type(module) in (Router, Experts) and "forward" not in vars(module) and not _has_hooks(module)
 
 
 def _acts_on_shards(mlp: MLP, n: int) -> bool:
