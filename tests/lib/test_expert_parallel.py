@@ -9,6 +9,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from functools import cache, partial
 from itertools import combinations, product
+from unittest.mock import patch
 
 import cloudpickle
 import pytest
@@ -193,7 +194,7 @@ CHOICES = {  # of a layout
     "ep": (1, 2, 4),
     "attention": ("gather", "ring", "ulysses"),
     "token_order": TOKEN_ORDERS,
-    "zero": (0, 1, 2),
+    "zero": (0, 1, 2, 3),
     "sequence_parallel": (False, True),
     "schedule": ("1f1b", "gpipe", "interleaved", "zb-h1", "zb-v"),
     "recompute": ("none", "selective", "full"),
@@ -243,7 +244,7 @@ def layout_of(place, config):
 @cache
 def tried(ranks):
     """All places on so many ranks → the layout, or why it is refused, for a model without a balance loss."""
-    every = product((1, 2), (1, 2), (1, 2, 4), (1, 2), *CHOICES.values())
+    every = product((1, 2, 4), (1, 2), (1, 2, 4), (1, 2), *CHOICES.values())
     return {one: layout_of(one, PLAIN) for one in every if one[0] * one[1] * one[2] * one[3] == ranks}
 
 
@@ -306,7 +307,13 @@ REFUSED = {
         {"recompute": how, "schedule": name} for how in ("selective", "full") for name in ("zb-h1", "zb-v")
     ],
     "sequence_parallel needs ranks to shard the sequence over": [{"sequence_parallel": True, "tp": 1}],
-    "ep=4 must divide dp x cp = 2": [{"cp": 1, "ep": 4}],
+    "zero=3 and pp=2: the parameters of a stage would be gathered twice": [
+        *({"zero": 3} | more for more in ({"pp": 2}, {"cp": 1}, {"dp": 1})),  # 8 ranks need pp or tp then
+        *({"zero": 3, "schedule": name} for name in CHOICES["schedule"][1:]),
+    ],
+    "zero=3 and tp=2: parameters are shards of full matrices here": [
+        *({"zero": 3} | more for more in ({"tp": 2}, {"sequence_parallel": True}))
+    ],
     "num_microbatches=1 must be a multiple of the 2 ranks": [{"microbatches": 1, "schedule": "interleaved"}],
     "balance_over=batch compares the loads of all tokens of a step": [
         {"balance_over": "batch", "microbatches": 2},
@@ -331,8 +338,10 @@ def test_impossible_pairs_are_refused_in_a_sentence():
             assert all(isinstance(answer, str) for answer in answers), pair
             assert any(says in answer for answer in answers), pair
     assert unknown == {(("renormalise", True), ("top_k", 1))}
-    with pytest.raises(ValueError, match="zero=3 and ep=2: the experts of a rank are shared with fewer ranks"):
-        Layout(dp=2, ep=2, zero=3)
+    with pytest.raises(ValueError, match="ep=3 must divide dp x cp = 4, the ranks with different tokens"):
+        Layout(dp=2, cp=2, ep=3)
+    with pytest.raises(ValueError, match="experts=5 cannot be shared by ep=8"):
+        Layout(dp=8, ep=8).check(replace(PLAIN, experts=5), 8)
 
 
 def batches(config, rows=8):
@@ -441,7 +450,7 @@ def test_weights_and_checkpoints_go_on_in_any_layout(say):
 
 # ---- capacity -------------------------------------------------------------------------------------------------------
 
-LIMITED = replace(PLAIN, capacity_factor=1.0, balance=0.05)
+LIMITED = replace(PLAIN, capacity_factor=1.0, bias_rate=0.01)
 GROUP = {"capacity_over": "group"}
 AS_ONE = [  # all tokens of a batch are in one group, in the order of one process
     Layout(dp=4, ep=4, **GROUP),
@@ -451,15 +460,32 @@ AS_ONE = [  # all tokens of a batch are in one group, in the order of one proces
     Layout(dp=2, pp=2, ep=2, **GROUP),
     Layout(pp=2, tp=2, sequence_parallel=True),
 ]
-OTHERS = [Layout(dp=4, ep=4), Layout(dp=4, ep=2, **GROUP), Layout(dp=2, cp=2, ep=4, **GROUP)]
+OTHERS = [
+    Layout(dp=4, ep=4),
+    Layout(dp=4, ep=2, **GROUP),
+    Layout(dp=2, cp=2, ep=4, **GROUP),
+    Layout(dp=2, pp=2, ep=2, microbatches=2, **GROUP),
+]
 
 
 def limited(world):
-    found = certify(world, AS_ONE + OTHERS, serial(LIMITED), list(batches(LIMITED)), 0.1, GENTLE)
-    return found, certify(world, OTHERS, serial(replace(LIMITED, capacity_factor=8.0)), list(batches(LIMITED)), 0.1)
+    given = serial(LIMITED), list(batches(LIMITED)), 0.1, GENTLE
+    found = certify(world, AS_ONE, *given)
+    for layout in OTHERS:
+        with pytest.raises(
+            ValueError, match="drops tokens that find an expert full, and these ranks and microbatches"
+        ):
+            certify(world, [layout], *given)
+    with patch.object(Layout, "check_capacity", lambda *_: None):
+        found += certify(world, OTHERS, *given)
+        return found, certify(world, OTHERS, serial(replace(LIMITED, capacity_factor=8.0)), *given[1:])
 
 
 def test_capacity_of_the_group_is_that_of_one_process_and_of_a_rank_is_not():
+    """The certificate refuses exactly the layouts in which full experts refuse different tokens."""
+    Layout().check_capacity(LIMITED)
+    with pytest.raises(ValueError, match="these ranks and microbatches drop others than one process"):
+        Layout(microbatches=2).check_capacity(LIMITED)
     found, ample = run(limited, 4, timeout_s=200)[0]
     for layout, apart in zip(AS_ONE, found, strict=False):
         assert apart.holds(), (layout.differs(Layout()), apart)
