@@ -406,6 +406,31 @@ def test_any_number_of_rows_is_evaluated_as_in_one_process():
         assert loss == pytest.approx(wanted, abs=1e-13), (layout, rows)
 
 
+def skipped(world):
+    """A step that is skipped, and a step: the biases moved, by the second alone; and the loads after."""
+    layout, found = Layout(dp=2, ep=2, zero=1), []
+    for skips in (False, True):
+        for rate in (0.01, 0.0):
+            config = replace(CONFIG, bias_rate=rate)
+            model = parallelize(serial(config), Mesh(MeshShape(**layout.sizes), world), layout, GENTLE)
+            first, second = batches(config)
+            if skips:
+                model.backward(*first, 0)
+                model.zero_grad()
+            model.step(*second, 0.1, 1)
+            loads = [
+                m.router.load for stage in model.stages.values() for m in stage.module.modules() if isinstance(m, MoE)
+            ]
+            found.append((comm.all_gather_object(model.full_state_dict(), world)[0], loads))
+    return found
+
+
+def test_a_skipped_step_leaves_no_load():
+    for plain, again in [run(skipped, 2)[0][rate::2] for rate in (0, 1)]:
+        assert all(torch.equal(again[0][name], x) for name, x in plain[0].items())
+        assert not any(load is not None for load in (*plain[1], *again[1]))
+
+
 LAYOUTS = [
     Layout(dp=4, ep=4, zero=1),
     Layout(dp=2, tp=2, ep=2, sequence_parallel=True),
