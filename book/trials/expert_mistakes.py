@@ -1,5 +1,8 @@
 """Classic mistakes of expert parallelism, planted on purpose. None of them raises an error.
 
+Gradients of experts that are ep times too large change the weights of SGD and the norm that clips; Adam without a clip
+divides the factor out. Every further mistake changes the weights of both.
+
     with planted("experts' gradients ep times too large", EXPERT_MISTAKES):
         certify(world, layouts, model, batches, max_norm=0.1)
 
@@ -48,7 +51,7 @@ def _own_slice_of_gates(moe: ParallelMoE, x_BTD: Tensor, chosen_BTk: Tensor, gat
 
 
 def _all_is_partial(moe: ParallelMoE, serial: MoE, groups: ExpertGroups) -> None:
-    """Those gradients are then summed over tp, and with them that of the balance loss, which is whole on each."""
+    """A sum over tp then makes the gradient of the outputs right, and that of the balance loss tp times too large."""
     _INIT(moe, serial, groups)
     moe.router.partial_gradients = ("weight",)
 
