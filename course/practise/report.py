@@ -15,7 +15,7 @@ from course.practise.causes import KINDS
 from course.practise.draws import options_text
 from course.practise.instruments import Seen, Waited
 from lib.layout import AXES, Layout
-from lib.planner.plan import step_traffic
+from lib.planner.plan_messages import step_traffic
 from lib.planner.report import table, wrapped
 from lib.train import planned
 from lib.training.config import TrainConfig

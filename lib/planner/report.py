@@ -25,7 +25,8 @@ from lib.planner.fp8 import in_8_bit_text
 from lib.planner.margin import HEADROOM, ran_text, verdict_text, without_seconds
 from lib.planner.memory import bytes_of_rank, parameters_of_rank, share_of_rank
 from lib.planner.peak import not_counted, step_memory
-from lib.planner.plan import Plan, bytes_out_of_a_node, step_bubble, step_traffic
+from lib.planner.plan import Plan, step_bubble
+from lib.planner.plan_messages import bytes_out_of_a_node, step_traffic
 from lib.planner.seconds import OPTIMIZER_BYTES, Seconds, step_and_waits, step_s
 from lib.planner.stacks import calibration_text
 from lib.planner.training import Layout4D, Training
