@@ -6,10 +6,12 @@ few numbers, so write the numbers into one object and compute the rest.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from lib.cost.mixture import Mixture
 from lib.cost.sizes import (
     BUCKET_BYTES,
     ModelShape,
@@ -76,6 +78,12 @@ class Plan:
         """The shape whose context is the tokens that a rank has of each sequence."""
         return replace(self.shape, context=self.shape.context // self.layout.cp)
 
+    @cached_property
+    def mixture(self) -> Mixture | None:
+        """The layers with experts, with even routing; None if there are none."""
+        layout = self.layout
+        return Mixture.of(self.model, self.own, layout.ep, layout.capacity_over) if self.model.experts else None
+
     @property
     def rows(self) -> int:
         """Sequences of a microbatch, b."""
@@ -95,26 +103,54 @@ class Plan:
         """Of a rank in the pipeline: its pp coordinate."""
         return self.layout.coordinates(rank)["pp"]
 
-    def weights(self, stage: int) -> list[Weight]:
+    def ep_place(self, rank: int) -> int:
+        """Of a rank among those that share the experts."""
+        here = self.layout.coordinates(rank)
+        return self.ep_rank(here["dp"], here.get("cp", 0))
+
+    def expert_layers(self, place: int) -> int:
+        """How many blocks of a rank at this place in the pipeline have experts."""
+        return sum(map(self.model.has_experts, self._blocks(place)))
+
+    def _blocks(self, place: int) -> list[int]:
+        layers = [layer for stage in self.schedule.stages_on(place) for layer in self.layers[stage]]
+        return [layer for layer in layers if layer < self.model.num_layers]
+
+    def ep_rank(self, dp_rank: int, cp_rank: int = 0) -> int:
+        """The number of a rank among those that share the experts: neighbours along the axes with different tokens."""
+        return self._token_rank(dp_rank, cp_rank) % self.layout.ep
+
+    def _token_rank(self, dp_rank: int, cp_rank: int) -> int:
+        """The number of a rank among those with different tokens."""
+        return self._number({"dp": dp_rank, "cp": cp_rank}, TOKEN_AXES)
+
+    def weights(self, stage: int, ep_rank: int = 0) -> list[Weight]:
         """Parameters of a stage, in the order of `named_parameters()`; a tied weight once."""
         tp, blocks = self.layout.tp, self.model.num_layers
         weights = embed_weights(self.shape, tp) if stage == 0 else []
         for layer in self.layers[stage]:
-            weights += (
-                sum(block_layers(self.shape, layer, tp), []) if layer < blocks else head_weights(self.shape, tp)
-            )
+            if layer == blocks:
+                weights += head_weights(self.shape, tp)
+                continue
+            of_block = block_layers(self.shape, layer, tp)
+            if self.model.has_experts(layer):
+                of_block[-2:] = self.mixture.layers(layer, tp, ep_rank)
+            weights += sum(of_block, [])
         return list({weight.name: weight for weight in weights}.values())
 
-    def buckets(self, place: int) -> list[Bucketful]:
+    def buckets(self, place: int, ep_rank: int = 0) -> list[Bucketful]:
         """The gradient buckets of a rank, in the order of `lib.data_parallel.bucketed_gradients`.
 
         From the last parameter to the first; gradients with different groups or stages have separate buckets. With
         zero=3 one bucket per block: the embedding and the head first, then the blocks.
+
+        Args:
+            ep_rank: among the ranks that share the experts. If they cannot be shared evenly, the first have one more.
         """
         zero, used, lines, buckets = self.layout.zero, {}, {}, []
-        for stage in self.schedule.stages_on(place):
-            for weight in self.weights(stage):
-                used[weight] = (*used.get(weight, ()), stage)
+        for weight, stages in self._used(place, ep_rank).items():
+            if weight.is_trained:
+                used[weight] = stages
         for weight, stages in used.items() if zero == 3 else reversed(used.items()):
             unit = weight.name.split(".")[1] if zero == 3 and weight.name.startswith("blocks.") else ""
             lines.setdefault((*self._sum_over(weight), stages, unit), []).append(weight)
@@ -124,14 +160,28 @@ class Plan:
                 buckets.append(Bucketful(tuple(line[i] for i in share), axes, ranks, ranks if zero else 1, stages))
         return buckets
 
-    def num_parameters(self, place: int) -> int:
+    def _used(self, place: int, ep_rank: int) -> dict[Weight, tuple[int, ...]]:
+        """The parameters of a rank, and its stages that use each."""
+        used: dict[Weight, tuple[int, ...]] = {}
+        for stage in self.schedule.stages_on(place):
+            for weight in self.weights(stage, ep_rank):
+                used[weight] = (*used.get(weight, ()), stage)
+        return used
+
+    def num_parameters(self, place: int, ep_rank: int = 0) -> int:
         """Ψ of a rank at this place, not divided by d."""
-        return sum(weight.size for bucket in self.buckets(place) for weight in bucket.weights)
+        return sum(weight.size for weight in self._used(place, ep_rank))
+
+    def frozen(self, place: int, ep_rank: int = 0) -> int:
+        """Of these, elements without a gradient."""
+        return sum(weight.size for weight in self._used(place, ep_rank) if not weight.is_trained)
 
     def _sum_over(self, weight: Weight) -> tuple[tuple[str, ...], int]:
         """Axes and number of ranks over which a gradient is summed."""
         layout, rank_of = self.layout, self.schedule.rank_of
         ranks = layout.dp * layout.cp
+        if weight.of_experts and layout.ep > 1:
+            return ("edp",), layout.edp  # tokens of all ranks that share the experts are already in it
         if self.shape.tied and weight.name == "embed.token.weight" and rank_of[0] != rank_of[-1]:
             return (*TOKEN_AXES, "pp"), 2 * ranks  # the first and the last stage share it from different ranks
         if layout.sequence_parallel and weight.whole:
@@ -140,15 +190,25 @@ class Plan:
 
     def place_in(self, bucket: Bucketful, place: int, dp_rank: int, tp_rank: int, cp_rank: int = 0) -> int:
         """The number of a rank among the ranks that shard a bucket."""
-        here, number = {"dp": dp_rank, "cp": cp_rank, "tp": tp_rank, "pp": int(place > 0)}, 0
+        if bucket.axes == ("edp",):
+            return self._token_rank(dp_rank, cp_rank) // self.layout.ep
+        return self._number({"dp": dp_rank, "cp": cp_rank, "tp": tp_rank, "pp": int(place > 0)}, bucket.axes)
+
+    def _number(self, here: dict[str, int], axes: tuple[str, ...]) -> int:
+        """The number of a rank at these coordinates among the ranks along some axes, of `pp` among both its ends."""
+        number = 0
         for axis, size in self.layout.sizes.items():
-            if axis in bucket.axes:
+            if axis in axes:
                 number = number * (2 if axis == "pp" else size) + here[axis]
         return number
 
     def axis(self, *axes: str) -> str:
         """The name of a group along these axes, as in `lib.mesh`: without axes of one rank."""
         return "×".join([axis for axis in axes if getattr(self.layout, axis) > 1] or axes[:1])
+
+    def group(self, *axes: str) -> tuple[str, int]:
+        """The name of a group along these axes, and how many ranks it has."""
+        return self.axis(*axes), math.prod(getattr(self.layout, axis) for axis in axes)
 
     @cached_property
     def timeline(self) -> Timeline:
@@ -157,10 +217,12 @@ class Plan:
         A backward also takes what it recomputes, which is of blocks alone.
         """
         costs, blocks = layer_costs(self.model), self.model.num_layers
-        again = recomputed_products(self.shape, self.layout.recompute)
+        again = [recomputed_products(self.shape, self.layout.recompute)] * blocks
+        if self.layout.recompute == "full":
+            again = costs[:blocks]
         forward = [sum(costs[layer] for layer in stage) for stage in self.layers]
         back = [
-            one + again * sum(layer < blocks for layer in stage)
+            one + sum(again[layer] for layer in stage if layer < blocks)
             for one, stage in zip(forward, self.layers, strict=True)
         ]
         return simulate(self.layout.make_schedule(), Costs(F=forward, I=back, W=forward))
