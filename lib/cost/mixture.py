@@ -107,17 +107,18 @@ class Mixture:
             return min(even, math.ceil(self.capacity * even))
         return min(even, max(0.0, math.ceil(self.capacity * even * self.ranks) - place * even))
 
-    def exchanged(self, rows: int, place: int, other: int) -> float:
-        """The rows that the rank at one place sends to the rank at the other: its own there, and the others home."""
-        return self._there(rows, place, other) + self._there(rows, other, place)
-
-    def _there(self, rows: int, place: int, other: int) -> float:
+    def rows_to(self, rows: int, place: int, other: int) -> float:
+        """The rows from the rank at one place that chose experts of the rank at the other."""
         return self.load(rows, place) * self.num_here(other)
+
+    def exchanged(self, rows: int, place: int, other: int) -> float:
+        """The rows that a rank sends to another in forward: its own there, and those of the other home."""
+        return self.rows_to(rows, place, other) + self.rows_to(rows, other, place)
 
     def sent(self, rows: int, place: int) -> tuple[float, float]:
         """The rows that a rank sends to others: its own to their experts, and those that its experts computed, home."""
         others = [other for other in range(self.ranks) if other != place]
-        return sum(self._there(rows, place, i) for i in others), sum(self._there(rows, i, place) for i in others)
+        return sum(self.rows_to(rows, place, i) for i in others), sum(self.rows_to(rows, i, place) for i in others)
 
     # ---- messages ---------------------------------------------------------------------------------------------------
 

@@ -142,19 +142,19 @@ class Plan:
         """The gradient buckets of a rank, in the order of `lib.data_parallel.bucketed_gradients`.
 
         From the last parameter to the first; gradients with different groups or stages have separate buckets. With
-        zero=3 one bucket per block: the embedding and the head first, then the blocks.
+        zero=3 one bucket per block: the embedding and the head first, then the blocks; and one of what is not trained.
 
         Args:
             ep_rank: among the ranks that share the experts. If they cannot be shared evenly, the first have one more.
         """
         zero, used, lines, buckets = self.layout.zero, {}, {}, []
         for weight, stages in self._used(place, ep_rank).items():
-            if weight.is_trained:
+            if weight.is_trained or zero == 3:
                 used[weight] = stages
         for weight, stages in used.items() if zero == 3 else reversed(used.items()):
             unit = weight.name.split(".")[1] if zero == 3 and weight.name.startswith("blocks.") else ""
-            lines.setdefault((*self._sum_over(weight), stages, unit), []).append(weight)
-        for (axes, ranks, stages, _), line in lines.items():
+            lines.setdefault((*self._sum_over(weight), stages, unit, weight.is_trained), []).append(weight)
+        for (axes, ranks, stages, *_), line in lines.items():
             of_each = [weight.size * (self.master_itemsize or self.itemsize) for weight in line]
             for share in bucket_shares(of_each, sum(of_each) if zero == 3 else self.bucket_bytes):
                 buckets.append(Bucketful(tuple(line[i] for i in share), axes, ranks, ranks if zero else 1, stages))
@@ -171,10 +171,6 @@ class Plan:
     def num_parameters(self, place: int, ep_rank: int = 0) -> int:
         """Ψ of a rank at this place, not divided by d."""
         return sum(weight.size for weight in self._used(place, ep_rank))
-
-    def frozen(self, place: int, ep_rank: int = 0) -> int:
-        """Of these, elements without a gradient."""
-        return sum(weight.size for weight in self._used(place, ep_rank) if not weight.is_trained)
 
     def _sum_over(self, weight: Weight) -> tuple[tuple[str, ...], int]:
         """Axes and number of ranks over which a gradient is summed."""

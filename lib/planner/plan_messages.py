@@ -103,7 +103,7 @@ def _gradient_sends(plan: Plan, place: int, ep_rank: int) -> Sends:
         if zero == 0:
             yield "all_reduce", *group, 1
         else:
-            yield "reduce_scatter", *group, _num_sums(plan, place, bucket)
+            yield "reduce_scatter", *group, bucket.weights[0].is_trained * _num_sums(plan, place, bucket)
             yield "all_gather", *group, 2 * plan.layout.microbatches if zero == 3 else 1
 
 
