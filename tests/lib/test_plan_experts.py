@@ -13,7 +13,7 @@ from lib.layout import Layout
 from lib.moe import Router, Routing
 from lib.planner import Plan, step_traffic
 from lib.planner.plan_messages import bytes_out_of_a_node
-from lib.planner.report import report_of_plan
+from lib.planner.plan_report import report_of_plan
 from tests.lib.test_plan import LLAMA, TINY, differences, on_meshes
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
