@@ -28,7 +28,9 @@ class Mixture:
 
     Args:
         shape: of the model; its context is the tokens that a rank has of each sequence.
+        of_blocks: the numbers of the blocks that have experts.
         num_experts, top_k, width, d_shared: E, k, F, and the width of the MLP that computes every token; 0: none.
+        renormalise: the gates of a token are divided by their sum.
         balance: tokens whose loads a balance loss compares, `batch` or `sequence`; empty: there is none.
         has_bias: a bias per expert takes part in the choice.
         capacity: rows that an expert takes, as a multiple of the even load; infinite: all.
@@ -37,10 +39,12 @@ class Mixture:
     """
 
     shape: ModelShape
+    of_blocks: tuple[int, ...]
     num_experts: int
     top_k: int
     width: int
     d_shared: int
+    renormalise: bool
     balance: str
     has_bias: bool
     capacity: float
@@ -52,10 +56,12 @@ class Mixture:
         """The experts of a `lib.model.GPTConfig`."""
         return cls(
             shape,
+            tuple(filter(config.has_experts, range(config.num_layers))),
             config.experts,
             config.top_k,
             config.expert_width,
             config.d_shared,
+            config.renormalise,
             config.balance_over if config.balance else "",
             config.bias_rate > 0,
             math.inf if config.capacity_factor is None else config.capacity_factor,
@@ -75,7 +81,7 @@ class Mixture:
         return self.num_experts % self.ranks == 0
 
     def layers(self, layer: int, tp: int, place: int) -> list[list[Weight]]:
-        """Weights of one layer with experts: of the router, of the two matrices of the shared MLP, of the experts."""
+        """Weights of one layer with experts: of the router, of both layers of the shared MLP, and of the experts."""
         shape, name = self.shape, f"blocks.{layer}.mlp"
         each = self.num_here(place) * shape.d_model * self.width // tp
         router = [Weight(f"{name}.router.weight", self.num_experts * shape.d_model, True)]
@@ -83,15 +89,16 @@ class Mixture:
             router.append(Weight(f"{name}.router.bias", self.num_experts, True, is_trained=False))
         experts = [("up", (2 if shape.gated else 1) * each), ("down", each)]
         routed = [Weight(f"{name}.experts.{what}", size, of_experts=True) for what, size in experts]
-        return [router, *self._shared(name, tp), routed]
-
-    def _shared(self, name: str, tp: int) -> list[list[Weight]]:
-        if not self.d_shared:
-            return []
-        *_, up, down = block_layers(replace(self.shape, d_mlp=self.d_shared), 0, tp)
-        return [[one._replace(name=one.name.replace("blocks.0.mlp", f"{name}.shared")) for one in up + down]]
+        *_, up, down = block_layers(replace(shape, d_mlp=self.d_shared or None), layer, tp)
+        both = [[one._replace(name=one.name.replace(name, f"{name}.shared")) for one in part] for part in (up, down)]
+        return [router, *(both if self.d_shared else ([], [])), routed]
 
     # ---- rows -------------------------------------------------------------------------------------------------------
+
+    @property
+    def is_full(self) -> bool:
+        """Whether experts have a capacity."""
+        return self.capacity < math.inf
 
     def load(self, rows: int, place: int) -> float:
         """The rows that each expert gets from the rank at this place: k·N/E, or as many as it has room for.
@@ -101,7 +108,7 @@ class Mixture:
         """
         tokens = rows * self.shape.context
         even = self.top_k * tokens / self.num_experts
-        if self.capacity == math.inf:
+        if not self.is_full:
             return even
         if self.capacity_over == "rank":
             return min(even, math.ceil(self.capacity * even))
@@ -131,7 +138,7 @@ class Mixture:
         """
         of_forward = 1 + (recompute == "full")
         calls = Counter({("all_gather", INDEX * self.num_experts * self.ranks): of_forward})
-        if self.capacity < math.inf and self.capacity_over == "group":
+        if self.is_full and self.capacity_over == "group":
             calls["all_gather", INDEX * (self.num_experts + 1) * self.ranks] += of_forward
         for each in self.sent(rows, place):
             calls["all_to_all_rows", each * self.shape.d_model * itemsize] += of_forward + 1

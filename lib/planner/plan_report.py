@@ -37,6 +37,8 @@ def report_of_plan(plan: Plan, ranks_per_node: int) -> Report:
     if layout.cp > 1:
         tokens = f"{plan.own.context} of {plan.shape.context} tokens of each sequence, {layout.token_order}"
         words.insert(3, f"cp {layout.cp}: {tokens}; attention by {layout.attention}")
+    if plan.mixture is not None:
+        words.append(_experts(plan))
     if differ:
         notes.insert(0, f"the {layout.cp} cp ranks attend to different numbers of keys: these bytes are the most")
     if layout.pp > 1:
@@ -45,6 +47,17 @@ def report_of_plan(plan: Plan, ranks_per_node: int) -> Report:
             waits = [f"(its {len(waits)} rows are too large to be drawn here)"]
         waits.insert(0, f"bubble: {bubble:.1%} of all ranks' time (were all stages equal, {equal:.1%})")
     return Report(words, places, _plan_sends(plan, ranks_per_node), waits, notes)
+
+
+def _experts(plan: Plan) -> str:
+    """How the ranks with different tokens share the experts."""
+    layout, mixture = plan.layout, plan.mixture
+    most, least = mixture.num_here(0), mixture.num_here(layout.ep - 1)
+    here = f"{most}" if most == least else f"{most} (on some ranks {least})"
+    return (
+        f"ep {layout.ep}: {here} of {mixture.num_experts} experts of a block, {mixture.top_k} for each token; "
+        f"edp {layout.edp}: ranks that hold the same"
+    )
 
 
 def _layers(plan: Plan, stage: int) -> str:
