@@ -151,8 +151,8 @@ class LiveGPT:
         size, of_token = self.between, self.between // self.shape.d_model
         if not self.is_llama:
             return self.new(size), self.node(size, x, self.new(2 * of_token), weights=weights)
-        normalise = self.node(size, x, self.new(of_token), weights=weights, brief=3 * size)
-        return self.new(size), normalise, self.node(size, self.new(size), brief=size)
+        normalise = self.node(size, x, self.new(of_token), brief=3 * size)
+        return self.new(size), normalise, self.node(size, self.new(size), weights=weights, brief=size)
 
     def residual(self, x: Buffer, *layers: tuple) -> tuple:
         """x + layers(x). In backward the sum comes before gradients of the first layer are accumulated."""

@@ -14,7 +14,7 @@ from lib.moe import Router, Routing
 from lib.planner import Plan, step_traffic
 from lib.planner.plan_messages import bytes_out_of_a_node
 from lib.planner.plan_report import report_of_plan
-from tests.lib.test_plan import LLAMA, TINY, differences, on_meshes
+from tests.lib.test_plan import LLAMA, SMALL, TINY, differences, on_meshes, wrong_peaks
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -98,6 +98,37 @@ def test_all_rows_of_real_routing_are_as_many_as_planned():
         assert sent == 2 * row_bytes * (sum(away) + sum(home))
         assert calls == step_traffic(plan, 0)["all_to_all_rows", "ep"][0]
     assert any(sent != step_traffic(plan, 0)["all_to_all_rows", "ep"][1] for _, (_, sent) in of_ranks)
+
+
+# ---- what is held ---------------------------------------------------------------------------------------------------
+
+HELD = dataclasses.replace(SMALL, num_layers=2, experts=4, d_expert=96, d_shared=64, expert_every=2)
+HELD_OF_LLAMA = dataclasses.replace(
+    HELD, **LLAMA, balance=0.01, balance_over="sequence", bias_rate=0.1, expert_every=1
+)
+PEAKS = {
+    1: [Layout(), Layout(microbatches=2, zero=1)],
+    2: [
+        *(Layout(2, ep=2, zero=zero) for zero in range(3)),
+        Layout(cp=2, ep=2),
+        Layout(tp=2),
+        Layout(tp=2, sequence_parallel=True),
+        Layout(pp=2, microbatches=2),
+        Layout(pp=2, microbatches=2, schedule="zb-h1"),
+    ],
+    4: [
+        *(Layout(4, ep=2, zero=zero) for zero in range(3)),
+        Layout(2, cp=2, ep=4),
+        *(Layout(2, tp=2, ep=2, sequence_parallel=sliced, order="tp,dp,pp") for sliced in (False, True)),
+        *(Layout(2, pp=2, ep=2, microbatches=4, zero=zero) for zero in (0, 2)),
+    ],
+}
+
+
+@pytest.mark.parametrize("n", PEAKS)
+@pytest.mark.parametrize("model", [HELD, HELD_OF_LLAMA])
+def test_the_peak_of_a_step(n, model):
+    assert not wrong_peaks(model, PEAKS[n], on=evenly)
 
 
 # ---- what it says ---------------------------------------------------------------------------------------------------
