@@ -192,6 +192,8 @@ class _Sums:
         self.arriving: dict[tuple, tuple[Bucketful, int]] = {}  # by line: the bucket in flight, and its bytes
         # By line, that is by ranks and stages: stages whose last backward before a REDUCE began. Where other ranks also
         # use the weights, zero=2 sums at the end.
+        self.full: set[Bucketful] = set()
+        self.unsent: dict[tuple, list[Bucketful]] = {}  # by line, in the order of sending
         self.closed = {bucket.line: set() for bucket in self.buckets if self.zero < 2 or not bucket.crosses}
 
     @property
@@ -225,17 +227,26 @@ class _Sums:
             self.held += self.bytes[bucket] if self.zero >= 2 else 0
 
     def _fill(self, bucket: Bucketful, name: str) -> None:
-        """A gradient moves to its bucket; a full bucket is summed when the previous sum ends."""
+        """A gradient moves to its bucket; a full bucket is sent behind those before it."""
         self.missing[bucket].discard(name)
         self.held -= self.own.pop(name, 0)
-        if not self.missing[bucket]:  # zero=1 receives as many bytes, zero=2 also frees the sent bytes
+        if not self.missing[bucket]:
             del self.missing[bucket]
-            self._arrive(bucket.line)
-            whole, n = self.bytes[bucket], bucket.ranks
-            if self.zero:
-                sharded = whole + whole // n if self.zero >= 2 else 0
-                self.arriving[bucket.line] = bucket, (whole if n > 1 else 0) + sharded
-            self.held -= whole if self.zero >= 2 else 0
+            self.full.add(bucket)
+            unsent = self.unsent.setdefault(bucket.line, [])
+            unsent += [] if unsent else [one for one in self.buckets if one.line == bucket.line]
+            while unsent and unsent[0] in self.full:
+                self._send(unsent.pop(0))
+
+    def _send(self, bucket: Bucketful) -> None:
+        """The sum of a bucket starts when that before it ends: zero=1 receives as much, zero=2 also frees what was sent."""
+        self.full.remove(bucket)
+        self._arrive(bucket.line)
+        whole, n = self.bytes[bucket], bucket.ranks
+        if self.zero:
+            sharded = whole + whole // n if self.zero >= 2 else 0
+            self.arriving[bucket.line] = bucket, (whole if n > 1 else 0) + sharded
+        self.held -= whole if self.zero >= 2 else 0
 
     def _arrive(self, line: tuple) -> None:
         """The sum in flight ends; with zero=2 as the shard of this rank, to which later sums are added."""
