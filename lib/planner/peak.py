@@ -239,7 +239,7 @@ class _Sums:
                 self._send(unsent.pop(0))
 
     def _send(self, bucket: Bucketful) -> None:
-        """The sum of a bucket starts when that before it ends: zero=1 receives as much, zero=2 also frees what was sent."""
+        """Sum a bucket when the sum before it ends: zero=1 receives as many bytes, zero=2 also frees those sent."""
         self.full.remove(bucket)
         self._arrive(bucket.line)
         whole, n = self.bytes[bucket], bucket.ranks

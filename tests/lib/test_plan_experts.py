@@ -8,12 +8,18 @@ import pytest
 import torch
 
 from lib import run
+from lib.cost.experts import ExpertShape, dispatch_bytes
+from lib.cost.hardware import GPUS
+from lib.cost.sizes import RECIPES, ModelShape
 from lib.expert_parallel.dispatch import Dispatch
 from lib.layout import Layout
 from lib.moe import Router, Routing
 from lib.planner import Plan, step_traffic
+from lib.planner.experts import ExpertLayout, ExpertTraining, rank_bytes
+from lib.planner.peak import optimizer_bytes, parameter_bytes
 from lib.planner.plan_messages import bytes_out_of_a_node
 from lib.planner.plan_report import report_of_plan
+from lib.planner.training import Cluster, Training, stack_for
 from tests.lib.test_plan import LLAMA, SMALL, TINY, differences, on_meshes, wrong_peaks
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -129,6 +135,37 @@ PEAKS = {
 @pytest.mark.parametrize("model", [HELD, HELD_OF_LLAMA])
 def test_the_peak_of_a_step(n, model):
     assert not wrong_peaks(model, PEAKS[n], on=evenly)
+
+
+# ---- as the planner of models of any size counts ---------------------------------------------------------------------
+
+SIZES = dataclasses.replace(HELD_OF_LLAMA, num_layers=4, expert_every=2, d_shared=32, bias_rate=0.0)
+SHAPE = ExpertShape(ModelShape.of(SIZES), 4, 2, SIZES.d_expert, 32, dense=(0, 2))
+
+
+@pytest.mark.parametrize("zero", [0, 1, 2])
+def test_the_planner_has_the_same_states_of_experts_and_of_all_else(zero):
+    stack = dataclasses.replace(stack_for("megatron", "h100"), recipe=RECIPES["fp32 Adam"])
+    of = ExpertTraining(SHAPE, Training(SHAPE.base, Cluster(GPUS["h100"], 4, 8), stack, 4))
+    planned = rank_bytes(of, ExpertLayout(tp=1, pp=1, dp=4, ep=2, zero=zero), 0)
+    plan, ours = Plan(SIZES, Layout(4, ep=2, zero=zero), 4), {"experts": 0.0, "replicated": 0.0}
+    for bucket in plan.buckets(0):
+        of_gradient = bucket.shards if zero == 2 else 1  # parameters, gradients, and two moments, in float32
+        kind = "experts" if bucket.axes == ("edp",) else "replicated"
+        ours[kind] += 4 * bucket.size * (1 + 1 / of_gradient + 2 / bucket.shards)
+    assert ours["experts"] == planned.experts and ours["replicated"] == pytest.approx(planned.replicated, rel=1e-4)
+    states = parameter_bytes(plan, 0) + sum(optimizer_bytes(plan, 0, rank, 0) for rank in range(4)) / 4
+    gradients = sum(4 * one.size / (one.shards if zero == 2 else 1) for one in plan.buckets(0))
+    assert states + gradients == pytest.approx(planned.experts + planned.replicated, rel=1e-3)  # counts of steps
+
+
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_the_planner_sends_as_many_bytes_of_rows(recompute):
+    plan = Plan(SIZES, Layout(4, ep=2, microbatches=2, recompute=recompute), 8)
+    sends, tokens = 6 if recompute == "full" else 4, plan.rows * SIZES.context
+    of_layer = dispatch_bytes(SHAPE, tokens, 2, sends=sends, itemsize=4)
+    calls, sent = step_traffic(plan, 0)["all_to_all_rows", "ep"]
+    assert (calls, sent) == (sends * 2 * 2, 2 * 2 * of_layer)  # two layers, two microbatches
 
 
 # ---- what it says ---------------------------------------------------------------------------------------------------
