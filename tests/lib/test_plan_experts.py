@@ -58,8 +58,10 @@ OF_FOUR += [Layout(2, 2, ep=2, microbatches=2, schedule="zb-h1")]
 OF_FOUR += [Layout(1, 2, tp=2, microbatches=2, sequence_parallel=True)]
 
 
+@pytest.mark.thorough("each kind of model on two and on four ranks", keep=1)
+@pytest.mark.slow("ranks on two cores take a step in each of many layouts")
 @pytest.mark.parametrize(
-    "model", [EXPERTS, FULL, OF_LLAMA, dataclasses.replace(EXPERTS, expert_every=2, balance=0.1)]
+    "model", [FULL, EXPERTS, OF_LLAMA, dataclasses.replace(EXPERTS, expert_every=2, balance=0.1)]
 )
 @pytest.mark.parametrize("cells", [OF_TWO, OF_FOUR])
 def test_a_step_sends_what_its_plan_says(cells, model):
@@ -131,6 +133,8 @@ PEAKS = {
 }
 
 
+@pytest.mark.thorough("a watched step looks at all tensors", keep=1)
+@pytest.mark.slow("a watched step looks at all tensors after each operation")
 @pytest.mark.parametrize("n", PEAKS)
 @pytest.mark.parametrize("model", [HELD, HELD_OF_LLAMA])
 def test_the_peak_of_a_step(n, model):
