@@ -76,9 +76,10 @@ class Mixture:
         return len(experts_of_rank(self.num_experts, self.ranks, place))
 
     @property
-    def is_even(self) -> bool:
-        """Whether all of the n ranks hold as many experts."""
-        return self.num_experts % self.ranks == 0
+    def is_alike(self) -> bool:
+        """Whether all of the n ranks hold as many experts, and send and get as many rows."""
+        has_turns = self.is_full and self.capacity_over == "group"  # then the first ranks fill the experts
+        return self.num_experts % self.ranks == 0 and not has_turns
 
     def layers(self, layer: int, tp: int, place: int) -> list[list[Weight]]:
         """Weights of one layer with experts: of the router, of both layers of the shared MLP, and of the experts."""

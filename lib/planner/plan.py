@@ -104,9 +104,14 @@ class Plan:
         return self.layout.coordinates(rank)["pp"]
 
     def ep_place(self, rank: int) -> int:
-        """Of a rank among those that share the experts."""
+        """Of a rank among those that share the experts; 0 if these are alike."""
         here = self.layout.coordinates(rank)
-        return self.ep_rank(here["dp"], here.get("cp", 0))
+        return self.ep_rank(here["dp"], here.get("cp", 0)) if len(self.ep_places) > 1 else 0
+
+    @property
+    def ep_places(self) -> range:
+        """Places among the ranks that share the experts at which ranks hold or send different numbers of bytes."""
+        return range(1 if self.mixture is None or self.mixture.is_alike else self.layout.ep)
 
     def expert_layers(self, place: int) -> int:
         """How many blocks of a rank at this place in the pipeline have experts."""

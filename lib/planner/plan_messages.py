@@ -141,7 +141,7 @@ def bytes_out_of_a_node(plan: Plan, ranks_per_node: int) -> dict[tuple[str, str]
     an all-to-all has no ring: each rank sends as much to each.
     """
     layout, most = plan.layout, {}
-    of_each = {at: step_traffic(plan, *at) for at in product(range(layout.pp), range(layout.ep))}
+    of_each = {at: step_traffic(plan, *at) for at in product(range(layout.pp), plan.ep_places)}
     sent_of = [of_each[plan.place(rank), plan.ep_place(rank)] for rank in range(layout.num_ranks)]
     for key in sorted({key for traffic in of_each.values() for key in traffic if key[0] != "recv"}):
         out: Counter[int] = Counter()
@@ -153,9 +153,11 @@ def bytes_out_of_a_node(plan: Plan, ranks_per_node: int) -> dict[tuple[str, str]
                 if key[0] == "send":
                     to = _receivers(plan, rank, group)
                 elif key[0] == "all_to_all_rows":
-                    rows = {i: plan.mixture.exchanged(plan.rows, plan.ep_place(rank), plan.ep_place(i)) for i in ring}
-                    all_rows = sum(n for other, n in rows.items() if other != rank)
-                    to = {other: calls * n / all_rows for other, n in rows.items() if other != rank}
+                    me = ring.index(rank)  # no rank of them sends nothing: each has experts
+                    rows = {
+                        other: plan.mixture.exchanged(plan.rows, me, i) for i, other in enumerate(ring) if i != me
+                    }
+                    to = {other: calls * n / sum(rows.values()) for other, n in rows.items()}
                 elif key[0] == "all_to_all":
                     to = {other: calls / (len(ring) - 1) for other in ring if other != rank}
                 node = rank // ranks_per_node

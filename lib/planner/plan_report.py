@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import accumulate
+from itertools import accumulate, product
 
 from lib.pipeline.gantt import gantt
 from lib.pipeline.schedules.action import Op
@@ -19,7 +19,7 @@ def report_of_plan(plan: Plan, ranks_per_node: int) -> Report:
         of_ranks = [step_memory(plan, place, cp_rank=rank) for rank in range(layout.cp)]
         held = max(of_ranks, key=lambda one: one["total"])
         ranks = [r for r in range(layout.num_ranks) if plan.place(r) == place]
-        differ |= len({one["activation"] for one in of_ranks}) > 1
+        differ |= len(plan.ep_places) == 1 and len({one["activation"] for one in of_ranks}) > 1
         steps = ((op == Op.F) - (op in (Op.B, Op.W)) for _, op, _ in plan.schedule.actions[place])
         places.append(
             {
@@ -53,7 +53,7 @@ def _experts(plan: Plan) -> str:
     """How the ranks with different tokens share the experts."""
     layout, mixture = plan.layout, plan.mixture
     most, least = mixture.num_here(0), mixture.num_here(layout.ep - 1)
-    here = f"{most}" if most == least else f"{most} (on some ranks {least})"
+    here = f"{most}" if most == least else f"{most} (on the last ranks {least}; the first are counted)"
     return (
         f"ep {layout.ep}: {here} of {mixture.num_experts} experts of a block, {mixture.top_k} for each token; "
         f"edp {layout.edp}: ranks that hold the same"
@@ -68,7 +68,7 @@ def _layers(plan: Plan, stage: int) -> str:
 
 def _plan_sends(plan: Plan, ranks_per_node: int) -> list[dict]:
     """One for each kind on each axis."""
-    of_places, sends = [step_traffic(plan, place) for place in range(plan.layout.pp)], []
+    of_places, sends = [step_traffic(plan, *at) for at in product(range(plan.layout.pp), plan.ep_places)], []
     for (kind, axis), leaves in bytes_out_of_a_node(plan, ranks_per_node).items():
         calls, sent = zip(*(traffic.get((kind, axis), (0, 0.0)) for traffic in of_places), strict=True)
         where = f"out of a node: {leaves / 1e6:.3f} MB" if leaves else "inside a node"

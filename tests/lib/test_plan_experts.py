@@ -141,6 +141,15 @@ def test_the_peak_of_a_step(n, model):
     assert not wrong_peaks(model, PEAKS[n], on=evenly)
 
 
+@pytest.mark.thorough("a watched step looks at all tensors")
+def test_the_peak_where_ranks_hold_and_compute_different_numbers():
+    """The first of two ranks has three experts of five; or its rows fill the experts first."""
+    uneven = dataclasses.replace(HELD_OF_LLAMA, experts=5, context=40, top_k=1, renormalise=False)
+    assert not wrong_peaks(uneven, [Layout(2, ep=2, zero=1)], on=evenly)
+    full = dataclasses.replace(HELD, capacity_factor=0.5)
+    assert not wrong_peaks(full, [Layout(2, ep=2, capacity_over=over) for over in ("rank", "group")], on=evenly)
+
+
 # ---- as the planner of models of any size counts ---------------------------------------------------------------------
 
 SIZES = dataclasses.replace(HELD_OF_LLAMA, num_layers=4, expert_every=2, d_shared=32, bias_rate=0.0)
@@ -177,7 +186,9 @@ def test_the_planner_sends_as_many_bytes_of_rows(recompute):
 
 def test_the_report_says_how_experts_are_shared_and_how_rows_are_counted():
     said = str(report_of_plan(Plan(dataclasses.replace(EXPERTS, experts=5), Layout(2, ep=2), 2), 8))
-    assert "ep 2: 3 (on some ranks 2) of 5 experts of a block, 2 for each token; edp 1: ranks that" in said
+    assert (
+        "ep 2: 3 (on the last ranks 2; the first are counted) of 5 experts of a block, 2 for each token; edp" in said
+    )
     assert "rows of experts are counted for even routing; a hot expert makes its rank receive" in said
     assert "experts" not in str(report_of_plan(Plan(TINY, Layout(2), 2), 8))
 
