@@ -154,6 +154,11 @@ class Layout:
         return self.dp * self.pp * self.cp * self.tp
 
     @property
+    def edp(self) -> int:
+        """Ranks that hold the same experts."""
+        return self.dp * self.cp // self.ep
+
+    @property
     def num_stages(self) -> int:
         """Number of pipeline stages."""
         return self.pp * self.stages_per_rank

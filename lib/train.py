@@ -26,7 +26,7 @@ from lib.layout import Layout, nearest
 from lib.mesh import Group
 from lib.model import GPTConfig
 from lib.planner import Plan
-from lib.planner.report import report_of_plan
+from lib.planner.plan_report import report_of_plan
 from lib.torchrun.last_word import leave_last_word
 from lib.torchrun.start import StartError, machines, of_torchrun, speaks
 from lib.training.config import (

@@ -93,10 +93,10 @@ def on_meshes(world, cells, model, rows, watch, dtype):
     return seen
 
 
-def watched(cells, model, rows, watch, dtype=None):
+def watched(cells, model, rows, watch, dtype=None, on=on_meshes):
     """(layout, rank, what was seen) of all cells, which have as many ranks each."""
     (n,) = {layout.num_ranks for layout in cells}
-    of_ranks = run(on_meshes, n, cells, model, rows, watch, dtype, timeout_s=600)
+    of_ranks = run(on, n, cells, model, rows, watch, dtype, timeout_s=600)
     return [(layout, rank, of_ranks[rank][i]) for i, layout in enumerate(cells) for rank in range(n)]
 
 
@@ -111,11 +111,11 @@ DEGREES = {
 }
 
 
-def differences(cells, model=TINY, watch="first step"):
+def differences(cells, model=TINY, watch="first step", on=on_meshes):
     found = []
-    for layout, rank, seen in watched(cells, model, 1, watch):
+    for layout, rank, seen in watched(cells, model, 1, watch, on=on):
         plan = Plan(model, layout, rows_of(layout), bucket_bytes=BUCKET_BYTES)
-        predicted = step_traffic(plan, places(layout, rank)["pp"])
+        predicted = step_traffic(plan, plan.place(rank), plan.ep_place(rank))
         calls, sent = ({key: each[i] for key, each in seen.items()} for i in range(2))
         if {key: n for key, (n, _) in predicted.items()} != calls or {
             key: n for key, (_, n) in predicted.items()
@@ -218,11 +218,12 @@ def test_the_peak_where_weight_gradients_of_row_layers_wait():
     assert not wrong_peaks(model, cells)
 
 
-def wrong_peaks(model, cells, tries=3):
+def wrong_peaks(model, cells, tries=3, on=on_meshes):
     """What differs in each of the tries: rarely, a thread of gloo holds the tensors of a finished sum for longer."""
     found = {}
     for _ in range(tries):
-        found = {key: one for seen in watched(cells, model, 2, "memory") for key, one in off(*seen, model).items()}
+        every = watched(cells, model, 2, "memory", on=on)
+        found = {key: one for seen in every for key, one in off(*seen, model).items()}
         cells = [layout for layout in cells if any(key[0] == str(layout) for key in found)]
         if not cells:
             break
