@@ -94,6 +94,11 @@ class ExpertOptions:
                 "less"
             )
 
+    @property
+    def is_balanced(self) -> bool:
+        """Whether a loss or a bias compares the loads of the experts."""
+        return self.balance > 0 or self.bias_rate > 0
+
     def has_experts(self, layer: int) -> bool:
         """Whether this block, counted from 0, has experts."""
         return self.experts > 0 and (layer + 1) % self.expert_every == 0

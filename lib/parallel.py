@@ -44,6 +44,7 @@ from lib.layout import TOKEN_AXES, Layout
 from lib.masks import check_rows, drop_by_rows
 from lib.mesh import Group, Mesh, MeshShape
 from lib.model import GPT
+from lib.moe import MoE
 from lib.parallel_model import BatchLoss, ParallelModel
 from lib.pipeline.lower import lower
 from lib.pipeline.schedules.with_reduce import with_reduce
@@ -202,6 +203,14 @@ def assemble(
     if layout.cp > 1:
         raise ValueError(
             f"cp={layout.cp} is for a GPT, whose attention reaches the tokens of all ranks: use parallelize, or cp=1"
+        )
+    if layout.ep > 1:
+        raise ValueError(f"ep={layout.ep} is for a GPT, whose experts ranks can share: use parallelize, or ep=1")
+    balanced = [name for name, m in model.named_modules() if isinstance(m, MoE) and m.options.is_balanced]
+    if balanced:
+        raise ValueError(
+            f"{balanced[0]} balances loads over the tokens of all ranks, and only parallelize tells it which these "
+            "are: use parallelize, or balance=0 and bias_rate=0"
         )
     if layout.recompute != "none":
         raise ValueError(

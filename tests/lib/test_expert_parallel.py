@@ -28,7 +28,7 @@ from lib.layout import Layout
 from lib.mesh import Group, Mesh, MeshShape
 from lib.model import GPTConfig, mean_loss
 from lib.moe import ExpertOptions, MoE
-from lib.parallel import parallelize
+from lib.parallel import assemble, parallelize
 from tests.lib.sharding import serial
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -70,7 +70,8 @@ def mixture(experts, k, far=False, **options):
     with torch.no_grad():
         for p in moe.double().parameters():
             p.copy_(torch.randn(p.shape, dtype=torch.float64) / 2)
-        moe.router.bias.zero_()
+        if moe.router.bias is not None:
+            moe.router.bias.zero_()
         if far:
             moe.router.bias[k:] = -10
     return moe
@@ -472,6 +473,25 @@ def test_weights_and_checkpoints_go_on_in_any_layout(say):
         for loss, weights in run(continued, 4, folder, timeout_s=300):
             assert loss < 1e-13 and weights < 1e-11
     say(f"apart by {loss:.1g}, and after two steps by {weights:.1g}")
+
+
+def refuses_own_models(world):
+    def assembled(layout, **options):
+        mesh = Mesh(MeshShape(**layout.sizes), world)
+        model = torch.nn.Sequential(mixture(8, 2, **options))
+        return assemble(model, mesh, layout, GENTLE, loss=lambda targets: lambda y, some: y.sum())
+
+    with pytest.raises(ValueError, match="ep=2 is for a GPT"):
+        assembled(Layout(dp=2, ep=2), balance=0, bias_rate=0)
+    for options in ({"bias_rate": 0}, {"balance": 0}):
+        with pytest.raises(ValueError, match="0 balances loads over the tokens of all ranks, and only parallelize"):
+            assembled(Layout(dp=2), **options)
+    x = torch.ones(4, 2, D, dtype=torch.float64)
+    return assembled(Layout(dp=2), balance=0, bias_rate=0).step(x, x).item()
+
+
+def test_balanced_experts_in_a_model_that_is_no_gpt_are_refused():
+    assert len({*run(refuses_own_models, 2)}) == 1
 
 
 # ---- capacity -------------------------------------------------------------------------------------------------------
