@@ -29,7 +29,7 @@ from lib.runtime.words import counted
 
 EXACT = 1e-12  # of a loss and of a gradient: more is not rounding
 OF_WEIGHTS = 1e-8  # AdamW divides by small numbers
-ZERO = 1e-9  # of the norm of all tensors: a gradient that is rounding alone, such as that of a bias of keys
+ZERO = 1e-9  # of the norm of all tensors: a gradient that is rounding alone, such as the gradient of a bias of keys
 CHANCE = (
     "watched in a second run, no step differs by more than rounding: is it chance, as of a race, or of random numbers "
     "without a seed?"
@@ -37,7 +37,7 @@ CHANCE = (
 
 
 class _Part(NamedTuple):
-    """A piece of a rank beside the same piece of the twin; see `Share`."""
+    """A piece of a rank compared with the same piece of the twin, as a `Share` says it."""
 
     name: str
     region: Hashable
@@ -52,8 +52,8 @@ class _Part(NamedTuple):
 class _Seen:
     """A step of a rank.
 
-    `told`: how many targets count, of those that the loss of a batch is made for; `terms`: of those that it is computed
-    of. Gradients are those before the clip.
+    `told`: how many targets count, of all that the loss of a batch is made for; `terms`: of all that it is computed of.
+    Gradients are from before the clip.
     """
 
     told: int = 0
@@ -186,7 +186,7 @@ def _why_loss(step: _Step) -> str:
     told = [rank.told for rank in step.ranks]
     if len({*told}) > 1:
         counts = ", ".join(map(str, told[:8])) + ", …" * (len(told) > 8)
-        return f"its count of targets is {step.count}, and on the ranks {counts}: each divides by a count of its own"
+        return f"its count of targets is {step.count}, and on the ranks {counts}: each divides by its own count"
     copies = len(step.ranks) / (step.ours.over_tokens.size * step.ours.pp.size)  # ranks that compute the same terms
     terms = sum(rank.terms for rank in step.ranks) / copies
     for number, what in ((told[0], "its count of targets is"), (terms, "the number of its terms is")):
@@ -209,7 +209,7 @@ def _why_norm(ratios: list[float]) -> str:
 
 
 def _pattern(step: _Step, kind: str, found: list[list[_Part]], allowed: float) -> str:
-    """What the rules say of the parts of all ranks; and behind which tensor all is right."""
+    """What the rules say of the parts of all ranks; and after which tensor all is right."""
     mesh = step.ours.mesh.shape
     axes = [{axis: (i, mesh.sizes[axis]) for axis, i in mesh.coordinates(rank).items()} for rank in range(mesh.size)]
     parts = [(rank, part) for rank, of_rank in enumerate(found) for part in of_rank if not part.is_zero]
@@ -234,7 +234,7 @@ def _pattern(step: _Step, kind: str, found: list[list[_Part]], allowed: float) -
     if not (said := said_of(pattern)):
         return ""
     [(cause, words)] = said
-    if cause == "wrong terms":  # what is wrong in them is known from the loss
+    if cause == "wrong terms":  # the loss has said which
         words = f"all {len(pattern.order)} tensors differ, without a common factor"
     after = pattern.order[pattern.order.index(pattern.bad[-1]) + 1 :]
     return f"{words}; from {after[0]} on all are right" if after else words
