@@ -260,10 +260,8 @@ def _sent_and_planned(config: TrainConfig, ranks: Sequence[Seen]) -> dict[str, d
     plan = planned(config)
     found: dict[str, dict[str, float]] = {}
     for rank, seen in enumerate(ranks):
-        wanted = {
-            f"{kind} {axis}": n
-            for (kind, axis), n in step_traffic(plan, plan.place(rank), plan.ep_place(rank)).items()
-        }
+        traffic = step_traffic(plan, plan.place(rank), plan.ep_place(rank))
+        wanted = {f"{kind} {axis}": n for (kind, axis), n in traffic.items()}
         for what in sorted({*wanted, *seen.report["traffic"]}):
             if what.startswith("recv"):
                 continue  # a receive sends nothing
