@@ -251,7 +251,7 @@ def _late_shift(run: RunSeen, healthy: Healthy) -> Figure:
             shares = [found[token] / right[token] if right[token] else "none" for token in chunk]
             rows[f"rank {rank}, tokens {chunk[0]} to {chunk[-1]}"] = shares
     note = (
-        "A row is a chunk. Each number is a share of the log-probability on one rank; nothing follows the last token. "
+        "A row is a chunk. Each number is divided by that of one process; nothing follows the last token. "
         "See where the red ones are, and which last number is right."
     )
     return _shares(rows, "The log-probability after each token of a chunk", note, columns="place")

@@ -194,6 +194,14 @@ def without_words(definition):
     return ast.dump(definition)
 
 
+def until_return(program):
+    """Without what stands behind a return: the program that a learner is to correct."""
+    ends = [i for i, statement in enumerate(getattr(program, "body", ())) if isinstance(statement, ast.Return)]
+    if ends:
+        del program.body[ends[0] + 1 :]
+    return program
+
+
 @pytest.mark.parametrize("exercise", TEXTS, ids=lambda e: e.id)
 def test_the_first_right_program_is_the_solution(exercise):
     (path,) = ROOT.glob(f"solutions/{exercise.chapter}_*.ipynb")
@@ -201,7 +209,7 @@ def test_the_first_right_program_is_the_solution(exercise):
     first = next(m.wrong for m in exercise.mistakes if isinstance(m.wrong, Edited) and m.wrong.text)
     module = ast.parse((ROOT / f"{first.module.replace('.', '/')}.py").read_text(encoding="utf-8"))
     shown, judged = (
-        [without_words(d) for d in tree.body if getattr(d, "name", "") == exercise.title]
+        [without_words(until_return(d)) for d in tree.body if getattr(d, "name", "") == exercise.title]
         for tree in (ast.parse("\n".join(code)), module)
     )
     assert len(shown) == 1 and shown == judged

@@ -147,7 +147,7 @@ class _Room:
         canvas.note(self.left, self.above - EDGE - 10, "keys →")
         canvas.note(self.left - EDGE - 8, self.above - 6, "queries ↓", "end")
         canvas.note(self.left + SIDE, self.above + 16, "later keys: no work", "end")
-        canvas.note(self.left, self.above + SIDE + 17, "edges: rank of a token; in a block: its step")
+        canvas.note(self.left, self.above + SIDE + 17, "along the edges: a token's rank; inside: the step")
         return canvas
 
     def _y(self, row: float) -> float:

@@ -18,17 +18,17 @@ SOURCE = (
     "[BioNeMo recipes #1449](https://github.com/NVIDIA-BioNeMo/bionemo-recipes/pull/1449), February 2026"
 )
 GUESSES = {
-    "two steps in the wrong order": "Wrong numbers end a row: the token after the cut was needed, and was "
+    "two steps in the wrong order": "Wrong numbers end a chunk: the token after the cut was needed, and was "
     "not there any more.",
     "positions from 0 on each rank": "Then attention is wrong, and nearly all numbers of a rank are.",
     "a gather along a wrong dimension": "Then the numbers inside a row would be wrong as well.",
-    "a wrong denominator": "Then all numbers would be wrong, by one factor. Most are right.",
+    "a wrong denominator": "Then all numbers would be wrong. Most are right.",
 }
 CAUSE = """
 The target of a token is the next token. verl cut the sequence, and then each rank shifted the tokens that it had. Here
-the last token of a chunk gets a wrong target: the first token of the rank's next chunk, or of its first. Only the last
-chunk before the middle is right, because the next one is on the same rank. The fix finds the targets by the order of
-the cut. BioNeMo's shifts the full sequence, and cuts
+the last token of a chunk gets a wrong target: the first token of the rank's other chunk. Only the last chunk before the
+middle is right, because the next one is on the same rank. The fix finds the targets by the order of the cut.
+BioNeMo's shifts the full sequence, and cuts
 [targets like tokens](../chapters/17_context_parallelism.ipynb#only-attention-mixes-tokens).
 """
 FIELDS = {
