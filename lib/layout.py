@@ -197,6 +197,8 @@ class Layout:
             ValueError: a size does not divide; the message gives the sizes and the nearest that divides.
         """
         sizes = {"num_heads": model.num_heads, "vocab_size": model.vocab_size, "d_mlp": model.mlp_width}
+        if model.experts:
+            sizes |= {"d_expert": model.expert_width, "d_shared": model.d_shared}
         for name, size in sizes.items():
             if size % self.tp:
                 raise ValueError(f"{name}={size} cannot be split over tp={self.tp}; use a multiple of {self.tp}")
@@ -221,10 +223,6 @@ class Layout:
             raise ValueError(
                 f"experts={model.experts} cannot be shared by ep={self.ep}: use at most one rank for each"
             )
-        if model.experts and model.expert_width % self.tp:
-            raise ValueError(f"d_expert={model.expert_width} cannot be split over tp={self.tp}: use a multiple of it")
-        if model.d_shared % self.tp:
-            raise ValueError(f"d_shared={model.d_shared} cannot be split over tp={self.tp}: use a multiple of it")
         if model.balance and model.balance_over == "batch" and self.microbatches > 1:
             raise ValueError(
                 f"balance_over=batch compares the loads of all tokens of a step, and the first of microbatches="

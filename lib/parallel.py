@@ -106,7 +106,8 @@ def parallelize(
         drop_by_rows(model, heads, tokens)
         if layout.cp > 1:
             context_parallel(model, cp, layout.attention, layout.token_order)
-        expert_parallel(model, _expert_groups(mesh, layout))
+        if any(isinstance(module, MoE) for module in model.modules()):
+            expert_parallel(model, _expert_groups(mesh, layout))
 
     def stage(module: nn.Module) -> Stage:
         return Stage(module, model.config.d_model, slices=model.sequence_slices)

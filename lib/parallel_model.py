@@ -98,6 +98,8 @@ class ParallelModel:
         self._next = 0  # number of the next step
         self._seeds: list[int] = []  # per microbatch of this step
         self._documents: Sequence[Tensor] = ()  # the same
+        modules = [module for stage in self.stages.values() for module in stage.module.modules()]
+        self._mixtures = [module for module in modules if isinstance(module, ParallelMoE)]
         for stage in self.stages.values():
             stage.before = self._before
 
@@ -141,7 +143,7 @@ class ParallelModel:
     @torch.no_grad()
     def _move_biases(self) -> None:
         """Move the biases by which routers balance the loads of experts; they have no gradient. Forget the loads."""
-        moves = {id(m.router.bias): m.bias_change() for m in self._mixtures() if m.router.bias is not None}
+        moves = {id(m.router.bias): m.bias_change() for m in self._mixtures if m.router.bias is not None}
         self._forget_loads()
         for fact, held, span in self.pieces() if moves else ():
             if id(fact.parameter) in moves:
@@ -152,11 +154,8 @@ class ParallelModel:
         self.owner.zero_grad()
         self._forget_loads()
 
-    def _mixtures(self) -> list[ParallelMoE]:
-        return [m for stage in self.stages.values() for m in stage.module.modules() if isinstance(m, ParallelMoE)]
-
     def _forget_loads(self) -> None:
-        for mixture in self._mixtures():
+        for mixture in self._mixtures:
             mixture.router.load = None
 
     def _find_documents(self, rows: Tensor, schedule: Schedule) -> None:

@@ -15,6 +15,7 @@ Source: Lepikhin et al. (GShard), 2020, arXiv 2006.16668, section 3.2; Gale et a
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -45,7 +46,7 @@ class Dispatch:
         with comm.label("loads"):
             return cls(comm.all_gather(load_E[None], group), group)
 
-    @property
+    @cached_property
     def rows(self) -> Table:
         """Rows that each rank sends to each."""
         n, num_experts = self.group.size, self.loads.shape[1]
@@ -53,7 +54,7 @@ class Dispatch:
         columns = [self.loads[:, mine.start : mine.stop].sum(1) for mine in of_ranks]
         return torch.stack(columns, 1).tolist()
 
-    @property
+    @cached_property
     def arriving_ne(self) -> Tensor:
         """Rows that come from each rank for each expert of this rank; [n, e]."""
         mine = experts_of_rank(self.loads.shape[1], self.group.size, self.group.rank)

@@ -1,4 +1,4 @@
-"""What the tests of data parallelism share: all its forms, a model that breaks careless sharding, and a serial twin."""
+"""What tests of several axes share: all forms of data parallelism, a model that breaks careless sharding, a twin."""
 
 import copy
 from functools import partial
@@ -9,6 +9,7 @@ from torch import nn
 from book.trials import wire_audit
 from book.trials.unbucketed import NaiveDDP, NaiveZeRO1
 from lib import comm, data
+from lib.cost.token_orders import TOKEN_ORDERS
 from lib.data_parallel.bucketed_gradients import Gradients
 from lib.data_parallel.ddp import BucketedDDP
 from lib.data_parallel.fsdp import FSDP
@@ -20,6 +21,17 @@ from lib.parallel import facts_of
 from lib.tensor_parallel.gpt import full_state_dict, tensor_parallel
 from lib.tensor_parallel.vocab import vocab_parallel_loss
 from lib.verify import gradients, largest_difference, replicas_equal, weights
+
+# Of layouts that are drawn pairwise: the options of every axis, and the stages of a rank that a schedule needs.
+CHOICES = {
+    "attention": ("gather", "ring", "ulysses"),
+    "token_order": TOKEN_ORDERS,
+    "zero": (0, 1, 2, 3),
+    "sequence_parallel": (False, True),
+    "schedule": ("1f1b", "gpipe", "interleaved", "zb-h1", "zb-v"),
+    "recompute": ("none", "selective", "full"),
+}
+STAGES = {"interleaved": 2, "zb-v": 2}
 
 CONFIG = GPTConfig(vocab_size=32, context=6, d_model=12, num_layers=3, num_heads=2)
 

@@ -26,7 +26,7 @@ from lib.model import GPT, GPTConfig, Heads
 from lib.parallel import assemble, parallelize
 from lib.tensor_parallel.custom_layers import check_tokenwise
 from lib.tensor_parallel.sequence import mark_partial
-from tests.lib.sharding import serial
+from tests.lib.sharding import CHOICES, STAGES, serial
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -271,15 +271,6 @@ def test_our_ring_is_that_of_pytorch():
 
 CONFIG = GPTConfig(vocab_size=16, context=16, d_model=16, num_layers=3, num_heads=8)
 LLAMA = replace(CONFIG, llama=True, tied=False, num_kv_heads=4, d_mlp=24)
-CHOICES = {
-    "attention": ("gather", "ring", "ulysses"),
-    "token_order": TOKEN_ORDERS,
-    "zero": (0, 1, 2, 3),
-    "sequence_parallel": (False, True),
-    "schedule": ("1f1b", "gpipe", "interleaved", "zb-h1", "zb-v"),
-    "recompute": ("none", "selective", "full"),
-}
-STAGES = {"interleaved": 2, "zb-v": 2}
 
 
 def possible(ranks):

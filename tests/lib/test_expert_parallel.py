@@ -20,7 +20,6 @@ from book.trials.mistakes import planted
 from lib import comm, run, trace
 from lib.checkpoint.storage import Save, restore
 from lib.cost.experts import experts_of_rank
-from lib.cost.token_orders import TOKEN_ORDERS
 from lib.expert_parallel.dispatch import Dispatch
 from lib.expert_parallel.layer import ExpertGroups, expert_parallel
 from lib.lab.certificate import ADAMW, certify
@@ -29,7 +28,8 @@ from lib.mesh import Group, Mesh, MeshShape
 from lib.model import GPTConfig, mean_loss
 from lib.moe import ExpertOptions, MoE
 from lib.parallel import assemble, parallelize
-from tests.lib.sharding import serial
+from tests.lib import sharding
+from tests.lib.sharding import STAGES, serial
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -191,16 +191,7 @@ def test_pytorchs_all_to_all_and_a_gather_give_the_same():
 # ---- a GPT, with all other axes -------------------------------------------------------------------------------------
 
 SIZES = {"vocab_size": 16, "context": 16, "d_model": 16, "num_layers": 3, "num_heads": 8}
-CHOICES = {  # of a layout
-    "ep": (1, 2, 4),
-    "attention": ("gather", "ring", "ulysses"),
-    "token_order": TOKEN_ORDERS,
-    "zero": (0, 1, 2, 3),
-    "sequence_parallel": (False, True),
-    "schedule": ("1f1b", "gpipe", "interleaved", "zb-h1", "zb-v"),
-    "recompute": ("none", "selective", "full"),
-    "microbatches": (1, 2),
-}
+CHOICES = {"ep": (1, 2, 4), **sharding.CHOICES, "microbatches": (1, 2)}  # of a layout
 OPTIONS = {  # of a model; the first is in every model that is not drawn
     "experts": (8, 5),
     "top_k": (2, 1, 3),
@@ -212,7 +203,6 @@ OPTIONS = {  # of a model; the first is in every model that is not drawn
     "expert_every": (1, 2),
     "llama": (False, True),
 }
-STAGES = {"interleaved": 2, "zb-v": 2}
 DEGREES = ("dp", "pp", "cp", "tp")
 
 
