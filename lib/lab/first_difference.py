@@ -186,7 +186,7 @@ def _why_loss(step: _Step) -> str:
     told = [rank.told for rank in step.ranks]
     if len({*told}) > 1:
         counts = ", ".join(map(str, told[:8])) + ", …" * (len(told) > 8)
-        return f"its count of targets is {step.count}, and on the ranks {counts}: each divides by its own count"
+        return f"its count of targets is {step.count}, and on the ranks {counts}: each divides by a count of its own"
     copies = len(step.ranks) / (step.ours.over_tokens.size * step.ours.pp.size)  # ranks that compute the same terms
     terms = sum(rank.terms for rank in step.ranks) / copies
     for number, what in ((told[0], "its count of targets is"), (terms, "the number of its terms is")):

@@ -416,7 +416,7 @@ ATTENTION = "the first module with a different output is blocks.0.attention.head
 SAYS = {  # of the first step, in each order of tokens
     "positions from 0 on each rank": ("the loss is 2.83509 in one process", ATTENTION, "without a common factor"),
     "targets shifted inside the rank": ("its count of targets is 71 instead of 79: some targets are lost",),
-    "loss divided by the count of the rank": ("and on the ranks", "each divides by its own count"),
+    "loss divided by the count of the rank": ("and on the ranks", "each divides by a count of its own"),
     "gradients averaged over cp": (
         "the loss is right",
         "of the gradients all tensors: one factor, 0.5 (1 / the size of cp): a mean where there should be a sum",
