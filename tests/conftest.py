@@ -157,9 +157,9 @@ def nothing(world):
     pass
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture
 def private_temp_folder(tmp_path_factory):
-    """Temporary files of runs go where no other program's are; the server's socket, made once, stays outside."""
+    """Temporary files of the test's runs go where no other's are; the server's socket, made once, stays outside."""
     from lib.runtime.server import start_server
 
     start_server()
