@@ -10,7 +10,7 @@ They send the values of any dense tensor, also of a view such as `x.conj()`, and
 Shapes: `S` is the tensor on this rank, n the size of the group.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate, groupby
 from operator import itemgetter
 
@@ -18,11 +18,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from lib.mesh import Group, check_group
 from lib.runtime.calls import label  # noqa: F401 a caller finds it here
 from lib.runtime.emulated_link import link  # noqa: F401 this too
-from lib.runtime.gloo import broadcasts, chain
-from lib.runtime.pending import Pending, collective, message
+from lib.runtime.gloo import broadcasts, chain, fold_into, is_native
+from lib.runtime.group import Group, check_group, check_rank
+from lib.runtime.pending import Pending, collective, collective_of_rows, message
+from lib.runtime.rows import RowTable
 from lib.runtime.shapes import (
     as_bytes,
     check_dim,
@@ -124,20 +125,15 @@ def reduce_scatter_start(
             body.div_(n)
         return join(body, dim) if out is None else out
 
-    if _is_native(group, op):
+    if is_native(group, op):
         return collective(what, x, group, finish, _reduce_scatter, body, parts, reduce_op)
     got = torch.empty_like(parts) if n > 1 else parts
 
-    def fold() -> Tensor:  # one at a time: twice as fast as got.sum(0)
-        if n > 1:
-            add(got[0], got[1], out=body)
-        else:
-            copy_over(body, got[0])
-        for part in got[2:]:
-            add(body, part, out=body)
+    def folded() -> Tensor:
+        fold_into(body, got, add)
         return finish()
 
-    return collective(what, x, group, fold, _all_to_all, got, parts)
+    return collective(what, x, group, folded, _all_to_all, got, parts)
 
 
 def all_gather(x: Tensor, group: Group, dim: int = 0, out: Tensor | None = None) -> Tensor:
@@ -166,7 +162,7 @@ def all_gather_start(x: Tensor, group: Group, dim: int = 0, out: Tensor | None =
         return join(whole, dim) if out is None else out
 
     moved = as_bytes(whole), as_bytes(part)
-    if _is_native(group):
+    if is_native(group):
         return collective(what, x, group, finish, _all_gather, *moved, times=group.size)
     return collective(what, x, group, finish, broadcasts, *moved, group, times=group.size)
 
@@ -201,9 +197,34 @@ def all_to_all(x: Tensor, group: Group, split_dim: int = 0, concat_dim: int = 0)
     return collective(what, x, group, finish, _all_to_all, as_bytes(got), as_bytes(parts)).wait()
 
 
+def all_to_all_rows(x: Tensor, rows: Sequence[Sequence[int]], group: Group) -> Tensor:
+    """Send unequal numbers of rows to the ranks: x[Σⱼ rows[me][j], …] → [Σᵢ rows[i][me], …], in the order of ranks.
+
+    Sends the bytes of its rows for other ranks, and receives those of their rows for it.
+
+    Args:
+        x: the rows for rank 0 along dim 0, then those for rank 1, and so on; they come in the same order.
+        rows: `rows[i][j]` rows go from group rank i to group rank j: the whole table, equal on all ranks.
+
+    Raises:
+        ValueError: `rows` is no such table, or x has not as many rows as its line for this rank.
+    """
+    return all_to_all_rows_start(x, rows, group).wait()
+
+
+def all_to_all_rows_start(x: Tensor, rows: Sequence[Sequence[int]], group: Group) -> Pending:
+    """Start an `all_to_all_rows` in the background; do not change `x` before `wait()`."""
+    check_group(group)
+    x = readable(x).contiguous()
+    check_dim(x, 0)
+    table = RowTable.checked(rows, group.size, group.rank, len(x))
+    out = out_like(x, (sum(table.coming), *x.shape[1:]), None)
+    return collective_of_rows("all_to_all_rows", out, x, table, group, _all_to_all)
+
+
 def broadcast(x: Tensor, group: Group, src: int = 0) -> Tensor:
     """Return the tensor of group rank `src` on all ranks: x[S] → [S]. On other ranks `x` gives shape and dtype."""
-    _check_rank(src, group, "src")
+    check_rank(src, group, "src")
     x = readable(x)
     what, out = f"broadcast src={src}", x.clone(memory_format=torch.contiguous_format)
     return collective(what, x, group, lambda: out, _broadcast, as_bytes(out), group.ranks[src]).wait()
@@ -241,7 +262,7 @@ def reduce(x: Tensor, group: Group, dst: int = 0, op: str = "sum") -> Tensor | N
     """
     x = readable(x)
     reduce_op, add = reduce_op_of(op, x)
-    _check_rank(dst, group, "dst")
+    check_rank(dst, group, "dst")
     out = x.clone(memory_format=torch.contiguous_format)
 
     def finish() -> Tensor | None:
@@ -250,7 +271,7 @@ def reduce(x: Tensor, group: Group, dst: int = 0, op: str = "sum") -> Tensor | N
         return out.div_(group.size) if op == "mean" else out
 
     what = f"reduce {op}, dst={dst}"
-    if _is_native(group, op):
+    if is_native(group, op):
         return collective(what, x, group, finish, _reduce, out, group.ranks[dst], reduce_op).wait()
     return collective(what, x, group, finish, chain, out, group, dst, add).wait()
 
@@ -265,7 +286,7 @@ def barrier(group: Group) -> None:
 
 def send(x: Tensor, group: Group, dst: int) -> Pending:
     """Start to send `x` to group rank `dst`; do not change `x` until that rank receives it."""
-    _check_rank(dst, group, "dst", other=True)
+    check_rank(dst, group, "dst", other=True)
     return message("send", readable(x).contiguous(), group, dst, _isend)
 
 
@@ -278,7 +299,7 @@ def recv(like: Tensor, group: Group, src: int, out: Tensor | None = None) -> Pen
     Raises:
         ValueError: an `out` of a different shape, dtype or layout.
     """
-    _check_rank(src, group, "src", other=True)
+    check_rank(src, group, "src", other=True)
     like = readable(like)
     return message("recv", readable(out_like(like, like.shape, out)), group, src, _irecv)
 
@@ -290,7 +311,7 @@ def exchange(sends: Mapping[int, Tensor], recvs: Mapping[int, Tensor], group: Gr
     """
     for name, peers in (("dst", sends), ("src", recvs)):
         for peer in peers:
-            _check_rank(peer, group, name, other=True)
+            check_rank(peer, group, name, other=True)
     sends = {dst: readable(x) for dst, x in sends.items()}
     recvs = {src: readable(like) for src, like in recvs.items()}
     coming = {src: recv(like, group, src) for src, like in recvs.items()}
@@ -326,19 +347,3 @@ def shift_start(x: Tensor, group: Group, out: Tensor | None = None) -> Pending:
     coming, going = as_bytes(out).view(-1), as_bytes(x).view(-1)
     before, after = ([len(going) * (rank == (group.rank + i) % n) for rank in range(n)] for i in (-1, 1))
     return collective("shift", x, group, lambda: out, _all_to_all, coming, going, before, after)
-
-
-def _is_native(group: Group, op: str = "sum") -> bool:
-    """Whether to use the collectives of the backend; gloo sends or copies too much, and max and min drop NaN."""
-    return group.size > 1 and op not in ("max", "min") and dist.get_backend(group.pg) == "nccl"
-
-
-# ---- checks --------------------------------------------------------------------------------------------------------
-
-
-def _check_rank(rank: int, group: Group, name: str, other: bool = False) -> None:
-    check_group(group)
-    if not 0 <= rank < group.size:
-        raise ValueError(f"{name}={rank} is not in this group of {group.size} ranks, counted from 0 inside the group")
-    if other and rank == group.rank:
-        raise ValueError(f"{name}={rank} is this rank itself; a message goes to a different rank of the group")

@@ -1,4 +1,4 @@
-"""Collectives in a forward pass and their backward: six conjugate pairs.
+"""Collectives in a forward pass and their backward: six conjugate pairs, and one of a collective with itself.
 
 The problem: autograd works within one rank. If a tensor is used on n ranks, each computes a partial gradient, and
 autograd does not compute their sum: the loss falls, and every earlier layer is trained with a part of its gradient.
@@ -12,15 +12,18 @@ which is also a collective. Each name states the forward and the backward:
     reduce_scatter_all_gather   partial sums     → shards
     split_all_gather            replicated       → shards
     all_gather_split            shards           → replicated
+    rows_to_ranks               rows by sender   → rows by receiver
 
-The second is the backward of the first, the fourth of the third, the sixth of the fifth. "Uses it differently" is the
-reason for a sum: if all ranks continue with the same computation, each already has the full gradient.
+The second is the backward of the first, the fourth of the third, the sixth of the fifth. The backward of the last is
+itself, with the table of rows transposed: each row is on one rank before and after, so its gradient goes back to where
+the row came from, and nothing is summed. "Uses it differently" is the reason for a sum: if all ranks continue with the
+same computation, each already has the full gradient.
 
 Source: Shoeybi et al., Megatron-LM, 2019, arXiv 1909.08053, section 3 (the first pair is its f and g); Korthikanti et
 al., 2022, arXiv 2205.05198, section 4.2.2 (the second pair).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -28,6 +31,7 @@ from torch import Tensor
 from lib import comm
 from lib.mesh import Group
 from lib.placement import Shard, shard
+from lib.runtime.rows import checked_rows
 from lib.runtime.shapes import check_plain
 
 Map = Callable[[Tensor], Tensor]
@@ -79,6 +83,17 @@ def split_all_gather(x: Tensor, group: Group, dim: int) -> Tensor:
 def all_gather_split(x: Tensor, group: Group, dim: int) -> Tensor:
     """x[S/n] → [S], concatenated along `dim`. forward: all-gather, (n−1)/n · S. backward: nothing to send."""
     return pair(x, lambda t: comm.all_gather(t, group, dim), lambda g: shard(g, Shard(dim), group))
+
+
+def rows_to_ranks(x: Tensor, rows: Sequence[Sequence[int]], group: Group) -> Tensor:
+    """x[Σⱼ rows[me][j], …] → [Σᵢ rows[i][me], …]. forward: all-to-all of unequal rows. backward: the same, reversed.
+
+    Args:
+        rows: as in `comm.all_to_all_rows`. With `[*zip(*rows)]`, the transposed table, the rows go back.
+    """
+    table = checked_rows(rows, group.size)
+    back = tuple(zip(*table, strict=True))
+    return pair(x, lambda t: comm.all_to_all_rows(t, table, group), lambda g: comm.all_to_all_rows(g, back, group))
 
 
 def identity(x: Tensor) -> Tensor:

@@ -25,12 +25,12 @@ class CommEvent:
 
     Args:
         rank: global rank that made the call.
-        kind: `all_reduce`, `all_gather`, `reduce_scatter`, `all_to_all`, `broadcast`, `shift`, `send`, `recv` or
-            `barrier`; for direct calls of `torch.distributed` also `gather` and `scatter`.
+        kind: `all_reduce`, `all_gather`, `reduce_scatter`, `all_to_all`, `all_to_all_rows`, `broadcast`, `shift`,
+            `send`, `recv` or `barrier`; for direct calls of `torch.distributed` also `gather` and `scatter`.
         axis: mesh axis of the group (`"dp"`, `"pp"`, `"cp"`, `"tp"` or `"world"`); for a group of `new_group`, its
             description or its ranks.
         peers: global ranks of the group, or the one peer of a send or recv.
-        payload_bytes: bytes of the full tensor of the call.
+        payload_bytes: bytes of the full tensor of the call; of `all_to_all_rows`, of the rows that leave this rank.
         wire_bytes: bytes that this rank sends with an ideal ring (`lib.cost.wire_bytes`).
         label: its purpose, from `comm.label(...)`.
         start_s, end_s: times of its start and of its result.
@@ -186,7 +186,7 @@ def record(rank: int = 0, by: Callable[[], float] = time.perf_counter) -> Iterat
         yield trace
     finally:
         clock = earlier
-        _active.remove((trace, rank))
+        _active[:] = [one for one in _active if one[0] is not trace]  # an equal one may be around it
         now_s = time.perf_counter()
         trace.events += [replace(event, end_s=now_s) for key, event in _under_way.items() if key not in before]
         if not _active:

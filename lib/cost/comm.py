@@ -28,6 +28,7 @@ _RING = {
     "send": (lambda n: 1.0, lambda n: 1.0, lambda n: 1),
     "recv": (lambda n: 0.0, lambda n: 1.0, lambda n: 1),
     "shift": (lambda n: 1.0, lambda n: 1.0, lambda n: 1),  # of all ranks, each to the next
+    "all_to_all_rows": (lambda n: 1.0, lambda n: 1.0, lambda n: n - 1),  # of the rows that leave a rank
     "barrier": (lambda n: 0.0, lambda n: 0.0, lambda n: 2 * (n - 1)),
 }
 
@@ -45,7 +46,8 @@ def wire_bytes(kind: str, payload_bytes: float, n: int) -> float:
 
     Args:
         kind: one of the names of `comm`.
-        payload_bytes: of the full array, not of a shard.
+        payload_bytes: of the full array, not of a shard; of `all_to_all_rows`, whose ranks send unequal numbers of
+            rows, those that this rank sends to others: rows[me][j] summed over j ≠ me.
 
     Source: Patarasuk & Yuan, JPDC 69(2), 2009; NCCL tests, PERFORMANCE.md.
     """
@@ -60,7 +62,8 @@ def messages_in_sequence(kind: str, n: int) -> int:
 def comm_s(kind: str, payload_bytes: float, n: int, alpha_s: float, bandwidth_Bps: float) -> float:
     """Seconds of a collective in the alpha-beta model: messages in sequence, and bytes over one-way bandwidth.
 
-    `all_reduce`: 2(n-1)·alpha + 2(n-1)/n · S / bandwidth.
+    `all_reduce`: 2(n-1)·alpha + 2(n-1)/n · S / bandwidth. `all_to_all_rows`: (n-1)·alpha + S / bandwidth, where S is
+    the most that any rank sends to others or receives from them: a rank that receives everything makes all wait.
 
     Source: Thakur, Rabenseifner & Gropp, IJHPCA 19(1), 2005.
     """

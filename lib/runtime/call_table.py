@@ -20,7 +20,8 @@ from ctypes import Structure, c_char, c_double, c_ubyte, c_uint64, sizeof
 
 from lib.runtime.hang import RUNNING, WAITING, Row, View, key_of, named_ranks
 
-_CHANNELS, _RING, _TEXT, _BODY, _NOTE = 160, 64, 184, 1000, 1024
+TEXT_BYTES = 184  # of a call and of its line: what is longer is compared up to here
+_CHANNELS, _RING, _BODY, _NOTE = 160, 64, 1000, 1024
 _NO_CALL = marshal.dumps(None)
 
 
@@ -29,8 +30,8 @@ class _Entry(Structure):
 
     _fields_ = [
         ("count", c_uint64),  # calls so far, with this one: written last, so the rest is valid
-        ("what", c_char * _TEXT),
-        ("where", c_char * _TEXT),
+        ("what", c_char * TEXT_BYTES),
+        ("where", c_char * TEXT_BYTES),
         ("due_s", c_double),
     ]
 
@@ -123,9 +124,9 @@ class CallTable:
         mine = self._mine.get(key)
         if mine is None:
             mine = self._mine[key] = self._place(key, number)
-        entry, text = mine.ring[number % _RING], what.encode()[:_TEXT]
+        entry, text = mine.ring[number % _RING], what.encode()[:TEXT_BYTES]
         entry.count = 0
-        entry.what, entry.where, entry.due_s = text, where.encode()[:_TEXT], due_s
+        entry.what, entry.where, entry.due_s = text, where.encode()[:TEXT_BYTES], due_s
         entry.count = number + 1
         mine.key, mine.count = key, number + 1
         for peer in members:

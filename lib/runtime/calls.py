@@ -26,7 +26,7 @@ class Call(NamedTuple):
     """The facts known about a call before it is made."""
 
     kind: str  # as in `trace.CommEvent`; or `new_group`, which is compared and moves nothing
-    payload_bytes: int | None  # bytes of the full array; None if there is no array (a barrier)
+    payload_bytes: int | None  # as in `trace.CommEvent`; None if there is no array (a barrier)
     axis: str  # of the mesh
     rank: int  # this one's global number
     size: int  # of the group
@@ -35,12 +35,15 @@ class Call(NamedTuple):
     what: str  # the text that they compare
     peers: tuple[int, ...]  # the ranks that this one waits for
     shown: str  # the text in a hang report
+    received_bytes: int = 0  # from other ranks, where they need not be as many as this one sends
+    moves: bool = True  # whether any rank of the group sends a byte
 
     @classmethod
     def collective(cls, kind: str, what: str, payload_bytes: int | None, group: Group) -> Call:
         """A call that all ranks of the group make alike."""
         axis, me, n, ranks = group.axis, group.global_rank, group.size, group.ranks
-        return cls(kind, payload_bytes, axis, me, n, group.channel, ranks, what, ranks, what)
+        moves = payload_bytes != 0
+        return cls(kind, payload_bytes, axis, me, n, group.channel, ranks, what, ranks, what, moves=moves)
 
     @classmethod
     def message(cls, kind: str, what: str, n_bytes: int, group: Group, peer: int | None, tag: int = 0) -> Call:
@@ -51,7 +54,8 @@ class Call(NamedTuple):
             pair, peers = (me, peer) if sends else (peer, me), (peer,)
             channel = f"{group.channel} {pair[0]}>{pair[1]}" + f" tag {tag}" * bool(tag)
         shown = f"{'send to' if sends else 'recv from'} {whom}, {what}" + f", tag {tag}" * bool(tag)
-        return cls(kind, n_bytes, group.axis, me, group.size, channel, pair, f"message {what}", peers, shown)
+        facts = kind, n_bytes, group.axis, me, group.size, channel, pair, f"message {what}", peers, shown
+        return cls(*facts, moves=n_bytes != 0)
 
     @property
     def wire_bytes(self) -> float:

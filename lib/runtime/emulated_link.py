@@ -30,7 +30,8 @@ class Link:
 
     def book(self, call: Call, start_s: float) -> float:
         """Occupy the link with a call that starts at `start_s`, and return its end."""
-        duration_s = cost.comm_s(call.kind, call.payload_bytes or 0, call.size, self.alpha_s, self.bandwidth_Bps)
+        n_bytes = max(call.payload_bytes or 0, call.received_bytes)
+        duration_s = cost.comm_s(call.kind, n_bytes, call.size, self.alpha_s, self.bandwidth_Bps)
         self.free_s = max(start_s, self.free_s) + duration_s
         return self.free_s
 

@@ -57,3 +57,12 @@ def check_group(group: object) -> None:
         f"group must be a Group of mesh.py, but got {given}: pass `world`, which run() and init() give, a group of a "
         'Mesh such as mesh.group("dp"), or Group() for one rank'
     )
+
+
+def check_rank(rank: int, group: Group, name: str, other: bool = False) -> None:
+    """Raise ValueError for what is no rank of the group, or, where a message goes to a different one, this rank."""
+    check_group(group)
+    if not 0 <= rank < group.size:
+        raise ValueError(f"{name}={rank} is not in this group of {group.size} ranks, counted from 0 inside the group")
+    if other and rank == group.rank:
+        raise ValueError(f"{name}={rank} is this rank itself; a message goes to a different rank of the group")

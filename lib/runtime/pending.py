@@ -10,6 +10,7 @@ own).
 import time
 from collections.abc import Callable
 from functools import partial
+from math import prod
 
 import torch
 import torch.distributed as dist
@@ -19,7 +20,8 @@ from lib.runtime import calls
 from lib.runtime.calls import Call, Record
 from lib.runtime.emulated_link import along
 from lib.runtime.group import Group, check_group
-from lib.runtime.shapes import spec
+from lib.runtime.rows import RowTable
+from lib.runtime.shapes import as_bytes, copy_over, spec, spec_of_row
 
 # Stored now, because `record_torch_calls` replaces them by recorded versions for direct calls of torch.distributed.
 _work_wait = dist.Work.wait
@@ -67,6 +69,22 @@ def collective(
     return _start(call, partial(function, *args, group=group.pg, async_op=True), finish)
 
 
+def collective_of_rows(
+    kind: str, out: Tensor, x: Tensor, table: RowTable, group: Group, function: Callable
+) -> Pending:
+    """Start to send rows of x, and to fill `out`, as the table says, by `function` of torch's `all_to_all_single`."""
+    if not table.moved:  # a rank's rows for itself
+        copy_over(out, x)
+    if group.size == 1:
+        return Pending(lambda: out)
+    row, row_bytes = spec_of_row(x), prod(x.shape[1:]) * x.itemsize
+    call = Call.collective(kind, table.compared(kind, row), table.sent * row_bytes, group)
+    received_bytes, moves = table.received * row_bytes, table.moved * row_bytes > 0  # a rank without rows takes part
+    call = call._replace(shown=table.shown(kind, row), received_bytes=received_bytes, moves=moves)
+    args = as_bytes(out), as_bytes(x), list(table.coming), list(table.going)
+    return _start(call, partial(function, *args, group=group.pg, async_op=True), lambda: out)
+
+
 def message(kind: str, body: Tensor, group: Group, peer: int, function: Callable) -> Pending:
     """Start to send or receive `body` by `function`."""
     other, result = group.ranks[peer], body if kind == "recv" else None
@@ -80,7 +98,7 @@ def _start(call: Call, launch: Callable[[], dist.Work | tuple[dist.Work, ...] | 
     # A message takes the link of its sender.
     due_s = emulated.book(call, start_s) if emulated and call.kind != "recv" else 0.0
     record = Record(call, start_s, due_s)
-    if call.payload_bytes == 0:
+    if not call.moves:
         return Pending(finish)  # the call is compared, and there is nothing to move
     # Under a TorchFunctionMode, such as that in `lib.deferred`, torch would never free the tensors of a collective.
     with record.waiting, torch._C.DisableTorchFunction():

@@ -12,7 +12,7 @@ import inspect
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 
 import torch
 import torch.distributed as dist
@@ -191,7 +191,10 @@ def _describe_method(kind: str, pg: object, args: tuple) -> Call | None:
     ops = [op for arg in args if isinstance(op := getattr(arg, "reduceOp", arg), (dist.ReduceOp, _Op))]
     parts = [kind, *(name.lower() for name, op in _Op.__members__.items() if op in ops)]
     parts += [f"root={arg.rootRank}" for arg in args if hasattr(arg, "rootRank")]
-    parts += map(comm.spec, _tensors(x)) if kind != "all_to_all" else ()
+    if kind == "all_to_all":
+        splits = [arg for arg in args if isinstance(arg, (list, tuple)) and not (arg and _is_data(arg))]
+        return _all_to_all(" ".join(parts), x, splits, group)
+    parts += map(comm.spec, _tensors(x))
     times = len(ranks) if kind in ("all_gather", "gather", "scatter") else 1
     return Call.collective(kind, " ".join(parts), _bytes(x) * times, group)
 
@@ -223,11 +226,25 @@ def _describe(name: str, argument: str, given: dict) -> Call | None:
         parts.append(f"{place}={ranks[0] if root is None else root}")
     if name == "split_group":
         parts.append(str(given["split_ranks"]))
-    if kind != "all_to_all":
-        parts += map(comm.spec, _tensors(x))
+    if kind == "all_to_all":
+        splits = [given.get(f"{side}_split_sizes") or () for side in ("output", "input")]
+        return _all_to_all(" ".join(parts), x, splits, group)
+    parts += map(comm.spec, _tensors(x))
     is_shard = kind in ("gather", "scatter", "all_gather") or argument == "output"
     payload_bytes = _bytes(x) * (len(ranks) if is_shard else 1) if argument else None
     return Call.collective(kind, " ".join(parts), payload_bytes, group)
+
+
+def _all_to_all(what: str, x: object, splits: list[Sequence[int]], group: Group) -> Call:
+    """Describe an all-to-all of x, with its split sizes of output and input: if there are some, it is one of rows.
+
+    Lists of tensors count as if their parts were equal.
+    """
+    if not any(splits):
+        return Call.collective("all_to_all", what, _bytes(x), group)
+    going = splits[-1] if len(splits[-1]) == group.size else [1] * group.size
+    sent_bytes = _bytes(x) * (sum(going) - going[group.rank]) // max(sum(going), 1)
+    return Call.collective("all_to_all_rows", what, sent_bytes, group)._replace(moves=True)
 
 
 def _group_of(pg: dist.ProcessGroup) -> Group:

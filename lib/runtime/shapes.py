@@ -38,6 +38,11 @@ def spec(x: object) -> str:
     return _spec(x.dtype, x.shape) if isinstance(x, Tensor) else type(x).__name__
 
 
+def spec_of_row(x: Tensor) -> str:
+    """Dtype and shape of a slice of x along dim 0: `float32[2]` of a `float32[4, 2]`."""
+    return _spec(x.dtype, x.shape[1:])
+
+
 @lru_cache
 def _spec(dtype: torch.dtype, shape: torch.Size) -> str:
     return f"{str(dtype)[6:]}{list(shape)}"
@@ -105,9 +110,10 @@ def _is_read_only(x: Tensor) -> bool:
 
 def as_bytes(x: Tensor) -> Tensor:
     """View a contiguous tensor in a dtype that every backend can move; slices along dim 0 stay slices."""
-    if x.dtype in COUNTED or not x.numel():
+    if x.dtype in COUNTED:
         return x
-    return x.view(x.shape[0] if x.dim() else 1, -1).view(torch.uint8)
+    rows = x.shape[0] if x.dim() else 1
+    return x.view(rows, x.numel() // max(rows, 1)).view(torch.uint8)
 
 
 def out_like(x: Tensor, shape: Sequence[int], out: Tensor | None) -> Tensor:

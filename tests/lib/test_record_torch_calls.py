@@ -99,6 +99,40 @@ def test_direct_calls_are_events_like_ours():
         assert left == [0, 0], "nothing is kept of a call that is through"
 
 
+def test_unequal_rows_count_as_ours_do():
+    """However a reader sends them: each rank counts the rows that leave it, one without rows too."""
+    table = [[1, 2, 0], [0, 0, 0], [4, 2, 1]]
+
+    def rows(world):
+        me, heard = world.rank, listen()
+        going, coming = table[me], [line[me] for line in table]
+        x, out = torch.ones(sum(going), 2), torch.empty(sum(coming), 2)
+        with trace.record(me) as ours:
+            comm.all_to_all_rows(x, table, world)
+        ways = {
+            "single": lambda: dist.all_to_all_single(out, x, coming, going),
+            "functional": lambda: functional.all_to_all_single(x, coming, going, dist.group.WORLD) + 1,
+            "autograd": lambda: functional.all_to_all_single_autograd(x, coming, going, dist.group.WORLD) + 1,
+            "method": lambda: WORLD().alltoall_base(out, x, coming, going).wait(),
+        }
+        same = {}
+        for name, way in ways.items():
+            with trace.record(me) as by_hand:
+                way()
+            same[name] = by_hand.traffic() == ours.traffic()
+        pending = comm.all_to_all_rows_start(x, table, world)
+        unfinished = heard.unfinished
+        pending.wait()
+        return ours.traffic()["all_to_all_rows", "world"], same, unfinished, heard.unfinished, heard.sent_bytes(N)
+
+    results = run(rows, N)
+    for (calls, n_bytes), same, unfinished, after, heard_bytes in results:
+        assert (calls, unfinished, after) == (1, 1, 0), "a rank without rows waits as well"
+        assert same == dict.fromkeys(same, True)
+        assert heard_bytes == 6 * n_bytes
+    assert [n_bytes for (_, n_bytes), *_ in results] == [16, 0, 48]
+
+
 def test_one_event_where_ours_has_one():
     """The same traffic through `comm` and by hand: the tables are equal."""
 

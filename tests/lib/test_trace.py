@@ -35,6 +35,15 @@ def test_only_while_somebody_records():
     assert inner.spans == []
 
 
+def test_recordings_inside_each_other_may_be_equal():
+    with trace.record(3) as outer:
+        with trace.record(3) as inner:
+            trace.add(event(payload=1))
+        trace.add(event(payload=2))
+    assert not trace.recording()
+    assert [e.payload_bytes for e in outer.events] == [1, 2] and [e.payload_bytes for e in inner.events] == [1]
+
+
 class GPU:
     """Calls return at once and their work takes seconds; a clock that only this work and the processor move."""
 

@@ -14,7 +14,8 @@ ROWS, HEADS, CHUNK, WIDTH = 2, 2, 2, 4  # too few heads to exchange; CHUNK token
 SENT, TO = "bytes sent", "sent to"
 NEXT, ALL, SEVERAL = "one neighbour", "all ranks at once", "several ranks"
 FACTS = {SENT: AS_NEEDED, TO: NEXT}
-HOPS = ("shift", "all_to_all", "barrier")  # an all-to-all may send all to one rank, as a shift does
+# An all-to-all may send all to one rank, as a shift does.
+HOPS = ("shift", "all_to_all", "all_to_all_rows", "barrier")
 
 
 def inputs(generator, n):
