@@ -100,18 +100,3 @@ def identity(x: Tensor) -> Tensor:
     """A new tensor that shares the memory of x. Raises ValueError if no message could carry it."""
     check_plain(x)
     return x.view_as(x)
-
-
-def rows_to_ranks(x, rows, group):  # TEMP
-    import torch.distributed as dist
-
-    def go(x, rows):
-        if group.size == 1:
-            return x
-        me = group.rank
-        out = x.new_empty(sum(r[me] for r in rows), *x.shape[1:])
-        dist.all_to_all_single(out, x.contiguous(), [r[me] for r in rows], list(rows[me]), group=group.pg)
-        return out
-
-    back = [list(c) for c in zip(*rows, strict=True)]
-    return pair(x, lambda t: go(t, rows), lambda g: go(g, back))
