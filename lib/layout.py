@@ -147,11 +147,6 @@ class Layout:
             )
         if self.capacity_over not in CAPACITY_OVER:
             raise ValueError(f"capacity_over={self.capacity_over!r} must be one of {', '.join(CAPACITY_OVER)}")
-        if self.zero == 3 and self.ep > 1:
-            raise ValueError(
-                f"zero=3 and ep={self.ep}: the experts of a rank are on fewer ranks than its other parameters; use "
-                "zero=1 or zero=2, or ep=1"
-            )
 
     @property
     def num_ranks(self) -> int:
@@ -215,6 +210,8 @@ class Layout:
 
     def _check_shared_experts(self, model: GPTConfig) -> None:
         """Check that each rank gets an expert, and that loads can be balanced over all tokens of a step."""
+        if self.ep > 1 and not model.experts:
+            raise ValueError(f"ep={self.ep} ranks share experts, and experts=0: use experts={self.ep}, or more")
         if self.ep > max(1, model.experts):
             raise ValueError(
                 f"experts={model.experts} cannot be shared by ep={self.ep}: use at most one rank for each"
@@ -227,6 +224,20 @@ class Layout:
             raise ValueError(
                 f"balance_over=batch compares the loads of all tokens of a step, and the first of microbatches="
                 f"{self.microbatches} is trained before the last is routed: use balance_over=sequence, or one"
+            )
+
+    def check_capacity(self, model: GPTConfig) -> None:
+        """Check that experts which are full refuse the same tokens in this layout as in one process.
+
+        Raises:
+            ValueError: they do not.
+        """
+        of_one = self.capacity_over == "group" and self.ep == self.dp and self.cp == 1 and self.microbatches == 1
+        if model.capacity_factor is not None and self.num_ranks > 1 and not of_one:
+            raise ValueError(
+                f"capacity_factor={model.capacity_factor} drops tokens that find an expert full, and these ranks and "
+                "microbatches drop others than one process: leave it out, or use capacity_over=group, ep as large as "
+                "dp, cp=1 and microbatches=1"
             )
 
     def _check_tokens(self, model: GPTConfig) -> None:
@@ -290,7 +301,7 @@ def nearest(
 def _possible(others: Mapping[str, object], microbatches: int, worlds: set[int], cps: list[int]) -> list[Layout]:
     """All degrees on so many ranks, these of cp; each remaining field has its requested or its simplest value."""
     simplest = {"schedule": "1f1b", "stages_per_rank": 1, "sequence_parallel": False, "zero": 1, "recompute": "none"}
-    simplest |= {"attention": "gather", "token_order": "contiguous"}
+    simplest |= {"attention": "gather", "token_order": "contiguous", "ep": 1, "capacity_over": "rank"}
     choices = {name: {value, simplest.get(name, value)} for name, value in others.items()}
     choices["microbatches"] = {microbatches, 1, 2, 4, 8, 16}
     layouts = []

@@ -37,7 +37,7 @@ from lib.moe import ExpertOptions, MoE
 
 @dataclass(frozen=True)
 class GPTConfig(ExpertOptions):
-    """Sizes of a GPT.
+    """Sizes of a GPT. Options of experts come by name alone: `lib.moe.ExpertOptions`.
 
     Args:
         vocab_size: number of different tokens, V (256: a token is a byte).
@@ -53,7 +53,6 @@ class GPTConfig(ExpertOptions):
         d_mlp: width inside the MLP, F; None means 4·D.
         document_end: the token that ends a document, if a token attends to its own document alone.
         llama: the Llama family: RMSNorm, SwiGLU, RoPE, no biases, an untied head. False: the GPT-2 family.
-        experts, top_k, …: experts in the place of MLPs, by name alone: `lib.moe.ExpertOptions`.
 
     Raises:
         ValueError: a size is not a positive integer, or one does not divide another.

@@ -63,8 +63,10 @@ class ExpertOptions:
 
     def check_experts(self, num_layers: int) -> None:
         """Raise ValueError for options that do not fit together."""
-        for name, least in (("experts", 0), ("top_k", 1), ("expert_every", 1), ("d_shared", 0)):
+        for name, least in (("experts", 0), ("top_k", 1), ("expert_every", 1), ("d_expert", 1), ("d_shared", 0)):
             size = getattr(self, name)
+            if name == "d_expert" and size is None:
+                continue
             if isinstance(size, bool) or not isinstance(size, int) or size < least:
                 raise ValueError(f"{name}={size!r} must be a whole number of at least {least}")
         if self.balance_over not in BALANCE_OVER:

@@ -30,7 +30,7 @@ from lib.context_parallel.tokens import take_tokens
 from lib.cost.sizes import BUCKET_BYTES
 from lib.data_parallel.bucketed_gradients import Gradients
 from lib.data_parallel.check_optimizer import check_groups
-from lib.data_parallel.ddp import broadcast_weights, replicas
+from lib.data_parallel.ddp import broadcast_weights
 from lib.data_parallel.flat import MakeOptimizer
 from lib.data_parallel.fsdp import FSDP
 from lib.data_parallel.optimizer import ShardedOptimizer
@@ -254,18 +254,14 @@ def _assemble(
     tie(modules)
     stages = {s: stage(modules[s]) for s in schedule.stages_on(mesh.group("pp").rank)}
     norm_over = mesh.world if layout.zero or layout.ep > 1 else mesh.group("pp", "tp")
+    names = {id(p): name for name, p in model.named_parameters()}
+    facts = facts_of(stages, mesh, schedule.rank_of, norm_over, names)
     if layout.zero == 3:
-        over = mesh.group_of_some(*TOKEN_AXES)
-        facts = list(replicas(model, over))
-        owner = FSDP(model, over, optimizer, op="sum", dtype=dtype)
+        owner = FSDP(model, mesh.group_of_some(*TOKEN_AXES), optimizer, op="sum", dtype=dtype, facts=facts)
+    elif layout.zero:
+        owner = ShardedOptimizer(sharded_gradients(facts, layout.zero, "sum", bucket_bytes, dtype), optimizer)
     else:
-        names = {id(p): name for name, p in model.named_parameters()}
-        facts = facts_of(stages, mesh, schedule.rank_of, norm_over, names)
-        if layout.zero:
-            gradients = sharded_gradients(facts, layout.zero, "sum", bucket_bytes, dtype)
-        else:
-            gradients = Gradients(facts, "sum", bucket_bytes)
-        owner = ShardedOptimizer(gradients, optimizer)
+        owner = ShardedOptimizer(Gradients(facts, "sum", bucket_bytes), optimizer)
     lowered = lower(with_reduce(schedule, each=layout.zero >= 2))
     return ParallelModel(mesh, lowered, stages, facts, owner, loss, norm_over, serial, seed, **more)
 

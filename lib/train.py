@@ -61,6 +61,8 @@ def main(argv: list[str] | None = None) -> None:
             _check_outputs(args)
         if args.profile and config.steps < 3:
             raise ValueError("--profile needs a step after the first two, because they are slow: use steps=3 or more")
+        if args.certify:
+            config.layout.check_capacity(config.model)
         checkpoints = _checkpoints(args, config, rank)
     except ValueError as error:
         problem = in_options(str(error))

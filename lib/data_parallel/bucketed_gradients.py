@@ -86,7 +86,7 @@ class Gradients(GradientSums):
         make: function from the facts of neighbouring parameters to their bucket. Default: all-reduced (`Bucket`).
         each: send the gradients of each backward instead of only the last; a bucket then adds up the sums.
         one_at_a_time: wait for each sum before the next is started: memory for one bucket in flight.
-        buckets: made before, all of the same ranks, in the order of sending.
+        buckets: made before, of all parameters, in the order of sending.
     """
 
     def __init__(
@@ -108,8 +108,13 @@ class Gradients(GradientSums):
             alike.setdefault((fact.sum_over.ranks, frozenset(fact.stages)), []).append(fact.parameter)
         self.buckets, self._lines = [], []
         for params in alike.values():
-            of_buckets = ([self.facts[id(p)] for p in some] for some in fill_buckets(params, bucket_bytes))
-            line = _Line(self, self.facts[id(params[0])], list(buckets or map(make or Bucket, of_buckets)))
+            if buckets is None:
+                of_buckets = ([self.facts[id(p)] for p in some] for some in fill_buckets(params, bucket_bytes))
+                mine = list(map(make or Bucket, of_buckets))
+            else:
+                here = {id(p) for p in params}
+                mine = [bucket for bucket in buckets if id(bucket.params[0]) in here]
+            line = _Line(self, self.facts[id(params[0])], mine)
             self.buckets += line.buckets
             self._lines.append(line)
 

@@ -18,8 +18,9 @@ VLDB 2023, arXiv 2304.11277.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cache
 from typing import NoReturn
 
@@ -33,6 +34,7 @@ from lib.data_parallel.flat import Flat, MakeOptimizer
 from lib.data_parallel.placeholders import SHARDED
 from lib.data_parallel.units import Unit, UnitSchedule, stand_in
 from lib.data_parallel.zero import Sharded, cast_frozen, check_can_be_sharded
+from lib.facts import Fact
 from lib.launch import device
 from lib.mesh import Group, second_lane
 from lib.placement import parameter_like
@@ -64,6 +66,8 @@ class FSDP(Sharded):
             unit (tied weights), form the *root*, which stays unsharded during all of forward and of backward.
         reshard_after_forward: False keeps units unsharded until their backward: fewer bytes sent, more memory.
         prefetch: start the all-gather of the next unit before the current unit computes.
+        facts: of all parameters, if some are sharded over fewer ranks than the group, such as experts: over the ranks
+            of their `sum_over`. Default: all over the group.
         init: called as init(name, tensor) for each parameter in the order of `named_parameters()`, to fill one full
             parameter at a time; all ranks get the values of rank 0.
 
@@ -103,19 +107,24 @@ class FSDP(Sharded):
         dtype: torch.dtype | None = None,
         reshard_after_forward: bool = True,
         prefetch: bool = True,
+        facts: Sequence[Fact] | None = None,
         init: Initialise | None = None,
     ) -> None:
         check_can_be_sharded(module, optimizer, dtype)
         if any(p.is_meta for p in module.parameters()):
             leave_meta(module, init)
-        broadcast_weights(module, group, parameters=init is None)  # otherwise `init` fills them
-        made = make_units(module, default_units(module) if units is None else list(units), group, dtype)
+        if facts is None:
+            broadcast_weights(module, group, parameters=init is None)  # otherwise `init` fills them
+            facts = replicas(module, group, group.size)
+        over = {fact.name: fact.sum_over for fact in facts}
+        made = make_units(module, default_units(module) if units is None else list(units), over, dtype)
         fill(module, made, group, init)
         root, *others = made
-        buckets = [unit.flats[0] for unit in (*others[::-1], root) if unit.trained]
+        buckets = [flat for unit in (*others[::-1], root) for flat in unit.trained_flats]
         # Sums have a separate lane: they start when gradients exist, independent of the gather of the next unit.
-        facts = replicas(module, second_lane(group), group.size)
-        gradients = Gradients(facts, op, each=True, one_at_a_time=True, buckets=buckets)
+        lanes = {ranks: second_lane(ranks) for ranks in dict.fromkeys(over.values())}
+        of_lanes = [replace(fact, sum_over=lanes[fact.sum_over]) for fact in facts]
+        gradients = Gradients(of_lanes, op, each=True, one_at_a_time=True, buckets=buckets)
         super().__init__(module, group, gradients, optimizer, [flat for unit in made for flat in unit.flats])
         self.units, self._schedule = made, UnitSchedule(made, reshard_after_forward, prefetch, gradients)
 
@@ -165,15 +174,22 @@ class FSDP(Sharded):
         super().zero_grad(set_to_none)
 
 
-def make_units(module: nn.Module, units: list[nn.Module], group: Group, dtype: torch.dtype | None) -> list[Unit]:
-    """Make the root, then the units, each with one flat for trained parameters and one per dtype for frozen."""
+def make_units(
+    module: nn.Module, units: list[nn.Module], over: Mapping[str, Group], dtype: torch.dtype | None
+) -> list[Unit]:
+    """Make the root, then the units, each with a flat for trained parameters and one per dtype for frozen.
+
+    Args:
+        over: name of a parameter → the ranks over which it is sharded; each such group has flats of its own.
+    """
     made, nan_of, parts = [], cache(stand_in), split_units(module, units)
     cast_frozen(module, {p.dtype for p in module.parameters() if p.requires_grad}, dtype)
     for one, named in parts:
         kinds: dict[tuple, dict[str, nn.Parameter]] = {}
         for name, p in sorted(named.items(), key=lambda item: not item[1].requires_grad):  # the trained first
-            kinds.setdefault((dtype,) if p.requires_grad else (None, p.dtype, p.device), {})[name] = p
-        flats = [Flat(some, group, cast, False, False) for (cast, *_), some in kinds.items()]
+            kind = (dtype,) if p.requires_grad else (None, p.dtype, p.device)
+            kinds.setdefault((over[name], *kind), {})[name] = p
+        flats = [Flat(some, group, cast, False, False) for (group, cast, *_), some in kinds.items()]
         made.append(Unit(one, flats, nan_of))
     return made
 

@@ -40,7 +40,7 @@ from lib.versions import WRITTEN_IN_FORWARD
 
 
 class Unit:
-    """Parameters that are unsharded together: one flat for trained parameters, one for frozen.
+    """Parameters that are unsharded together: flats for trained parameters, and for frozen.
 
     Args:
         module: the submodule that uses them.
@@ -53,7 +53,7 @@ class Unit:
         self._named = [named for flat in flats for named in zip(flat.names, flat.params, strict=True)]
         self._classes = [type(p) for _, p in self._named]
         self._versions = [p._version for _, p in self._named]
-        self.trained = [p for _, p in self._named if p.requires_grad]
+        self.trained_flats = [flat for flat in flats if flat.params[0].requires_grad]
         self.is_whole = False
         self._coming: list[comm.Pending] = []
 
@@ -294,6 +294,7 @@ class UnitSchedule:
             self._order[self._gathered].start()
 
     def _pass(self, unit: Unit) -> None:
-        if self._backward and unit.trained:
-            self.sums.no_more(unit.flats[0])  # a parameter without a gradient here counts as zero
+        if self._backward:
+            for flat in unit.trained_flats:
+                self.sums.no_more(flat)  # a parameter without a gradient here counts as zero
         unit.reshard()

@@ -81,8 +81,7 @@ def _votes(calls: Mapping[int, list[RecordedCall]], axes: Mapping[int, Mapping[R
     for call in (call for its in calls.values() for call in its if not call.group):
         if call.kind in ONE_SIDED:
             continue  # its ends are apart
-        kind = "message" if call.kind in PEER_TO_PEER else call.kind
-        alike[call.rank, kind, call.payload_bytes].append(call)
+        alike[_key(call, call.rank)].append(call)
         if len(axes[call.rank]) > 1:
             threads[_thread(call)].append(call)
     found = {}
@@ -94,19 +93,25 @@ def _votes(calls: Mapping[int, list[RecordedCall]], axes: Mapping[int, Mapping[R
     return found
 
 
+def _key(call: RecordedCall, rank: int) -> tuple:
+    """Under which a call on this rank is kept that may be the same as `call`."""
+    kind = "message" if call.kind in PEER_TO_PEER else call.kind
+    return rank, kind, 0 if kind == "all_to_all" else call.payload_bytes  # its ranks may send unequal numbers of rows
+
+
 def _apart_s(call: RecordedCall, ranks: Ranks, alike: Mapping[tuple, list[RecordedCall]]) -> float:
     """How far the ends of a call's partners are from its own end, were it of this group; infinite without a partner."""
     if call.kind in PEER_TO_PEER:
         if call.peer_in_group is None or call.peer_in_group >= len(ranks) or call.rank not in ranks:
             return float("inf")
-        others = alike.get((ranks[call.peer_in_group], "message", call.payload_bytes), [])
+        others = alike.get(_key(call, ranks[call.peer_in_group]), [])
         me = ranks.index(call.rank)
         ends = [abs(x.end_s - call.end_s) for x in others if x.kind != call.kind and x.peer_in_group == me]
         return min(ends, default=float("inf"))
     worst_s = 0.0
     for rank in ranks:
         if rank != call.rank:
-            its = alike.get((rank, call.kind, call.payload_bytes), [])
+            its = alike.get(_key(call, rank), [])
             met = [x for x in its if x.start_s <= call.end_s and call.start_s <= x.end_s]
             worst_s = max(worst_s, min((abs(x.end_s - call.end_s) for x in met), default=float("inf")))
     return worst_s

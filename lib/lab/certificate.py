@@ -93,8 +93,8 @@ def certify(
         loss: of one process, from its output and all targets, in the form that `assemble` takes.
 
     Raises:
-        ValueError: a layout with a different number of ranks; a parameter that works on shards, and whose module does
-            not say so in `partial_gradients`.
+        ValueError: a layout with a different number of ranks, or in which full experts drop other tokens; a parameter
+            that works on shards, and whose module does not say so in `partial_gradients`.
 
     Example:
         from lib.lab.certificate import certify
@@ -112,6 +112,8 @@ def certify(
     meshes: dict[str, Mesh] = {}  # a mesh serves all layouts of its shape
     distances = []
     for layout in layouts:
+        if isinstance(model, GPT):
+            layout.check_capacity(model.config)
         if (shape := str(layout.sizes)) not in meshes:
             meshes[shape] = Mesh(MeshShape(**layout.sizes), world)
         ours = make(copy.deepcopy(model), meshes[shape], layout, optimizer)

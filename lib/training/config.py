@@ -12,15 +12,16 @@ import inspect
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, is_dataclass
 
 import torch
 
 from lib.checkpoint.settings import Checkpoints
 from lib.cost.sizes import BUCKET_BYTES, RECOMPUTE, ZERO_STAGES
 from lib.cost.token_orders import TOKEN_ORDERS
-from lib.layout import ATTENTION, SCHEDULES, Layout, whole_number
+from lib.layout import ATTENTION, CAPACITY_OVER, SCHEDULES, Layout, whole_number
 from lib.model import GPTConfig
+from lib.moe import BALANCE_OVER
 from lib.training.text import TOKENS, Text
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
@@ -115,6 +116,8 @@ CHOICES = {
     "recompute": RECOMPUTE,
     "attention": ATTENTION,
     "token_order": TOKEN_ORDERS,
+    "balance_over": BALANCE_OVER,
+    "capacity_over": CAPACITY_OVER,
     "tokens": list(TOKENS),
     "dtype": list(DTYPES),
     "compute_dtype": list(COMPUTE_DTYPES),
@@ -152,15 +155,20 @@ def chosen(args: argparse.Namespace, config: type) -> dict:
 
 
 def _described(config: type) -> dict[str, str]:
-    """Field → its description in the docstring, under `Args:`."""
-    _, _, text = inspect.getdoc(config).partition("Args:\n")
-    entries = re.findall(r"^    (\w+): (.*?)(?=^    \w|^\w|\Z)", text, re.MULTILINE | re.DOTALL)
-    return {name: " ".join(words.split()).rstrip(".") for name, words in entries}
+    """Field → its description in the docstring, under `Args:`, of the class and of those that it extends."""
+    described = {}
+    for kind in (kind for kind in config.__mro__ if is_dataclass(kind)):
+        _, _, text = inspect.getdoc(kind).partition("Args:\n")
+        entries = re.findall(r"^    (\w+): (.*?)(?=^    \w|^\w|\Z)", text, re.MULTILINE | re.DOTALL)
+        described |= {name: " ".join(words.split()).rstrip(".") for name, words in entries}
+    return described
 
 
 def in_options(sentence: str) -> str:
     """The sentence of an error with options instead of fields: `dp=3` becomes `--dp 3`."""
     for name in (setting.name for config in SETTINGS for setting in fields(config)):
+        for value, spelled in (("True", option(name)), ("False", option(f"no_{name}"))):
+            sentence = re.sub(rf"(?<![\w-]){name}={value}\b", spelled, sentence)
         said = rf"(?<![\w-])(?:num_)?{name}=(?:'([^']*)'|([^\s,;:()]+))"
         sentence = re.sub(said, lambda m, name=name: f"{option(name)} {m[1] or m[2]}", sentence)
         if "_" in name:

@@ -18,6 +18,8 @@ from lib.mesh import Group, Mesh, MeshShape
 from lib.placement import Shard
 from lib.runtime import hang
 from lib.runtime.call_table import TEXT_BYTES
+from lib.runtime.calls import Call
+from lib.runtime.emulated_link import Link
 from lib.runtime.rows import RowTable
 from lib.verify import assert_adjoint
 from tests.lib.sharding import said
@@ -237,6 +239,14 @@ def test_in_the_background_and_along_an_axis():
 
 
 # ---- seconds --------------------------------------------------------------------------------------------------------
+
+
+def test_a_link_is_busy_as_long_as_its_fuller_direction():
+    call = Call("all_to_all_rows", 1000, "tp", 0, 4, "channel", (0, 1, 2, 3), "", (), "", received_bytes=4000)
+    for sent, received, longest in ((1000, 4000, 4.0), (3000, 2000, 3.0), (0, 4000, 4.0), (0, 0, 0.0)):
+        busy = Link(alpha_s=0.5, bandwidth_Bps=1000)
+        assert busy.book(call._replace(payload_bytes=sent, received_bytes=received), 10.0) == 10 + 3 * 0.5 + longest
+
 
 EVEN, HOT = [[18] * 4] * 4, [[72, 0, 0, 0]] * 4
 

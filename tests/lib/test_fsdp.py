@@ -441,9 +441,11 @@ def test_a_unit_that_is_resharded_holds_no_memory():
     held = unit.flats[0].whole.untyped_storage()
     for _ in range(2):
         unit.unshard()
-        assert held.size() == 12 * 4 and all(p.isfinite().all() for p in unit.trained)
+        assert held.size() == 12 * 4 and all(p.isfinite().all() for p in unit.flats[0].params)
         unit.reshard()
-        assert held.size() == 0 and all(isinstance(p, ShardedParameter) for p in unit.trained)
+        assert held.size() == 0 and all(
+            isinstance(p, ShardedParameter) for flat in unit.trained_flats for p in flat.params
+        )
 
 
 def in_array(y):

@@ -207,6 +207,20 @@ def hidden_wait():
     return files
 
 
+def uneven_on_gloo():
+    """Along tp the ranks send unequal numbers of rows, as to experts."""
+    programs = {
+        rank: [("all_to_all", *op[1:]) if op[1] in ((0, 1), (2, 3)) else op for op in program]
+        for rank, program in two_axes(3).items()
+    }
+    files = Run(programs, MESH, "gloo").files()
+    for rank, file in enumerate(files.values()):
+        for event in file["traceEvents"]:
+            if event["name"] == "gloo:all_to_all":
+                event["args"]["Input Dims"] = [[3 * rank, 4]]
+    return files
+
+
 @dataclass
 class Case:
     files: object
@@ -260,6 +274,9 @@ CASES = {
     "a late rank of two axes": Case(lambda: Run(two_axes(3), MESH).files(), 1, ["for rank 3,"], ["for rank 2,"]),
     "a late rank of two axes on gloo": Case(
         lambda: Run(two_axes(3), MESH, "gloo").files(), 1, ["for rank 3,", "mesh_dp      5", "mesh_tp      5"], ["? "]
+    ),
+    "a late rank, with uneven all-to-alls of two axes on gloo": Case(
+        uneven_on_gloo, 1, ["for rank 3,", "compared: 20 collectives", "mesh_tp      5"], ["? "]
     ),
     "a late rank on the other host": Case(lambda: two_hosts(late=3), 1, ["for rank 3,"], ["for rank 2,"]),
     "a slow stage": Case(lambda: DP4(pipeline(slow=2)).files(), 1, ["for rank 2,", "longer than the"], ["for rank 1,"]),

@@ -162,3 +162,15 @@ def test_what_cannot_be_audited(monkeypatch):
         audit("all_reduce", 160, 4)
     with pytest.raises(OSError, match="only Linux, from 4.19 on, counts them"):
         sent_in_a_step(of_many_kinds, 2)
+
+
+def test_of_unequal_rows_each_rank_counts_what_it_sends():
+    """To the byte, beside what gloo says in each of its n−1 messages, which may be empty."""
+    table = [[0, 300, 20], [0, 7, 0], [500, 0, 40]]
+
+    def call(x, group):
+        return comm.all_to_all_rows(torch.ones(sum(table[group.rank]), 100), table, group)
+
+    found = audit("all_to_all", 12, 3, call)
+    assert [counted for counted, _ in found] == [400 * rows for rows in (320, 0, 500)]
+    assert [sent - counted for counted, sent in found] == [2 * 3 * EXTRA_BYTES] * 3
