@@ -4,6 +4,7 @@ from benchmarks import (
     calls,
     collectives,
     data_parallel,
+    expert_parallel,
     pipeline,
     ranks,
     tensor_parallel,
@@ -13,5 +14,6 @@ from benchmarks import (
 )
 
 if __name__ == "__main__":
-    for part in (ranks, calls, collectives, data_parallel, zero, tensor_parallel, pipeline, three_d, where_time_goes):
+    techniques = data_parallel, zero, tensor_parallel, expert_parallel, pipeline, three_d
+    for part in (ranks, calls, collectives, *techniques, where_time_goes):
         part.main()

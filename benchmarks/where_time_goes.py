@@ -50,7 +50,10 @@ ROWS = 64
 
 LIBRARY = {  # what is watched, and as what it counts
     "transport": (
-        (comm, "all_reduce_start reduce_scatter_start all_gather_start all_to_all all_to_all_rows broadcast send recv"),
+        (
+            comm,
+            "all_reduce_start reduce_scatter_start all_gather_start all_to_all all_to_all_rows broadcast send recv",
+        ),
         (comm, "_all_reduce _all_gather _broadcast _all_to_all _isend _irecv"),
         (pending, "_work_wait"),
     ),

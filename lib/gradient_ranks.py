@@ -53,7 +53,7 @@ def facts_of(
     partial = set().union(*map(with_partial_gradients, pieces.values()))
     tied = _tied_weights(pieces, mesh, rank_of, partial)
     experts = {key: group for piece in pieces.values() for key, group in with_experts(piece).items()}
-    holders = {ep: same_experts(mesh, ep) for ep in experts.values()}
+    holders = {ep: same_experts(mesh, ep) for ep in experts.values() if ep.size > 1}  # else all replicas do
     counted = set((norm_over or mesh.world).ranks)
 
     facts: dict[int, Fact] = {}

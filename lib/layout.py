@@ -154,6 +154,11 @@ class Layout:
         return self.dp * self.pp * self.cp * self.tp
 
     @property
+    def edp(self) -> int:
+        """Ranks that hold the same experts."""
+        return self.dp * self.cp // self.ep
+
+    @property
     def num_stages(self) -> int:
         """Number of pipeline stages."""
         return self.pp * self.stages_per_rank
@@ -232,8 +237,9 @@ class Layout:
         Raises:
             ValueError: they do not.
         """
-        of_one = self.capacity_over == "group" and self.ep == self.dp and self.cp == 1 and self.microbatches == 1
-        if model.capacity_factor is not None and self.num_ranks > 1 and not of_one:
+        in_one_group = self.ep == self.dp and (self.capacity_over == "group" or self.ep == 1)
+        of_one = in_one_group and self.cp == 1 and self.microbatches == 1
+        if model.capacity_factor is not None and not of_one:
             raise ValueError(
                 f"capacity_factor={model.capacity_factor} drops tokens that find an expert full, and these ranks and "
                 "microbatches drop others than one process: leave it out, or use capacity_over=group, ep as large as "

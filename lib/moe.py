@@ -1,12 +1,12 @@
 """A mixture of experts on one device: the serial twin.
 
-The problem: a wider MLP knows more, and every token pays for all of it. The idea: E narrower MLPs, the *experts*, in
+The problem: a wider MLP holds more, and every token pays for all of it. The idea: E narrower MLPs, the *experts*, in
 place of one. A *router*, one small matrix, scores them for each token; the k best compute it, and their outputs are
 added, weighted by these scores. Parameters grow with E, computation with k.
 
 A router prefers what it trained, and so trains one expert alone. Two remedies: a *balance loss*, small where loads are
 even; or a *bias* per expert, which takes part in the choice but not in the weights, and moves after each step by the
-load, without a gradient. With a *capacity*, an expert refuses the tokens that come after it is full.
+load, without a gradient. With a *capacity*, an expert refuses the tokens that come after it is full; in training only.
 
 Letters: N tokens, E experts, k of them per token, D width of the model, F width inside an expert, R rows: a token and
 one of its choices. A batch has B sequences of T tokens.
@@ -38,13 +38,13 @@ class ExpertOptions:
         experts: experts of a block, E; 0: none.
         top_k: experts that compute a token, k.
         expert_every: every how many blocks have experts, the last of so many; the others have an MLP.
-        d_expert: width inside an expert, F; None: that of the MLP.
-        d_shared: width of an MLP that computes every token beside the experts; 0: none.
+        d_expert: width inside an expert, F; None: the width of the MLP.
+        d_shared: width of an MLP that computes every token, in addition to the experts; 0: none.
         renormalise: divide the k scores of a token by their sum.
-        balance: weight of the balance loss, which is added to the loss for each block; 0: none.
+        balance: weight of the balance loss, added to the loss once for each block; 0: none.
         balance_over: the tokens whose loads are balanced: of the whole batch, or of each sequence.
         bias_rate: by how much a step moves the bias of an expert, up if its load is below the mean; 0: no biases.
-        capacity_factor: rows that an expert takes, as a multiple of the even load; None: all.
+        capacity_factor: rows that an expert takes in training, as a multiple of the even load; None: all.
 
     Raises:
         ValueError: more experts per token than experts; a lone score divided by itself; an invalid number.
@@ -93,6 +93,11 @@ class ExpertOptions:
                 f"expert_every={self.expert_every} leaves num_layers={num_layers} without experts: use {num_layers} or "
                 "less"
             )
+
+    @property
+    def is_balanced(self) -> bool:
+        """Whether a loss or a bias compares the loads of the experts."""
+        return self.balance > 0 or self.bias_rate > 0
 
     def has_experts(self, layer: int) -> bool:
         """Whether this block, counted from 0, has experts."""
@@ -145,7 +150,7 @@ class Router(nn.Module):
 
 
 class Experts(nn.Module):
-    """E MLPs without biases, their weights stacked: rows[R, D], those of an expert together → y[R, D].
+    """E MLPs without biases, their weights stacked: rows[R, D], sorted by expert → y[R, D].
 
     Args:
         width, gated, act: F; whether `up` has a gate and F more columns; the function between `up` and `down`.
@@ -168,7 +173,7 @@ class Experts(nn.Module):
 
 
 class MoE(nn.Module):
-    """A router and experts in the place of an MLP. x[B, T, D] → y[B, T, D].
+    """A router and experts instead of an MLP. x[B, T, D] → y[B, T, D].
 
     Args:
         width, gated, act: of an expert, as in `Experts`.
@@ -212,9 +217,9 @@ class MoE(nn.Module):
         return torch.zeros_like(x_ND).index_add(0, rows // k, y_RD).view_as(x_BTD)
 
     def sorted_rows(self, experts_R: Tensor) -> Tensor:
-        """The numbers of the rows, those of the first expert first, without those that find their expert full."""
+        """The numbers of the rows, sorted by expert, without the rows that find their expert full."""
         order = experts_R.argsort(stable=True)
-        if self.options.capacity_factor is None:
+        if self.options.capacity_factor is None or not self.training:
             return order
         load_E = torch.bincount(experts_R, minlength=self.options.experts)
         room_E = self.room(load_E, len(experts_R) // self.options.top_k)
@@ -230,7 +235,7 @@ class MoE(nn.Module):
         return self.experts(rows_RD, load_E.tolist())
 
     def _with_balance(self, y_BTD: Tensor, routing: Routing) -> Tensor:
-        """y; its backward also runs that of the balance loss, and notes the loads."""
+        """y; its backward also runs the backward of the balance loss, and notes the loads."""
         load_BE = loads(routing)
         loss = y_BTD.new_zeros(())
         if self.options.balance:
@@ -254,7 +259,7 @@ class MoE(nn.Module):
         return load
 
     def all_rows(self, rows: int) -> int:
-        """The sequences of the batch, of which so many are here: all."""
+        """The number of sequences in the batch, if `rows` of them are here."""
         return rows
 
 
@@ -267,7 +272,7 @@ def loads(routing: Routing) -> Tensor:
 
 
 def places_among(load_E: Tensor) -> Tensor:
-    """The place of each sorted row among those of its expert: [2, 3] → 0, 1, 0, 1, 2."""
+    """The place of each sorted row among the rows of its expert: [2, 3] → 0, 1, 0, 1, 2."""
     starts = load_E.cumsum(0) - load_E
     return torch.arange(int(load_E.sum()), device=load_E.device) - starts.repeat_interleave(load_E)
 

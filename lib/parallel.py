@@ -44,6 +44,7 @@ from lib.layout import TOKEN_AXES, Layout
 from lib.masks import check_rows, drop_by_rows
 from lib.mesh import Group, Mesh, MeshShape
 from lib.model import GPT
+from lib.moe import MoE, Router
 from lib.parallel_model import BatchLoss, ParallelModel
 from lib.pipeline.lower import lower
 from lib.pipeline.schedules.with_reduce import with_reduce
@@ -203,6 +204,14 @@ def assemble(
         raise ValueError(
             f"cp={layout.cp} is for a GPT, whose attention reaches the tokens of all ranks: use parallelize, or cp=1"
         )
+    if layout.ep > 1:
+        raise ValueError(f"ep={layout.ep} is for a GPT, whose experts ranks can share: use parallelize, or ep=1")
+    balanced = [name for name, m in model.named_modules() if isinstance(m, MoE) and m.options.is_balanced]
+    if balanced:
+        raise ValueError(
+            f"{balanced[0]} balances loads over the tokens of all ranks, and only parallelize tells it which these "
+            "are: use parallelize, or balance=0 and bias_rate=0"
+        )
     if layout.recompute != "none":
         raise ValueError(
             f"recompute={layout.recompute} is for a GPT: give stage=partial(Stage, recompute=True), which keeps the "
@@ -275,7 +284,9 @@ def _check(model: nn.Module, layout: Layout, optimizer: MakeOptimizer, dtype: to
     """Check, before anything is changed, that model, layout, optimizer and dtype fit together."""
     if dtype is not None and not layout.zero:
         raise ValueError("dtype needs master weights, which plain data parallelism does not keep; use zero=1")
-    if dtype is not None and layout.zero < 3 and not all(p.requires_grad for p in model.parameters()):
+    biases = {id(module.bias) for module in model.modules() if isinstance(module, Router)}  # read in float32 at least
+    frozen = [p for p in model.parameters() if not p.requires_grad and id(p) not in biases]
+    if dtype is not None and layout.zero < 3 and frozen:
         raise ValueError("dtype is for parameters that are trained, and some are frozen: omit dtype, or use zero=3")
     tie([model])  # refuses parameters that share memory
     check_rows(model, layout.dp * layout.microbatches)

@@ -140,16 +140,24 @@ class ParallelModel:
 
     @torch.no_grad()
     def _move_biases(self) -> None:
-        """Move the biases by which routers balance the loads of experts; they have no gradient."""
-        mixtures = [m for stage in self.stages.values() for m in stage.module.modules() if isinstance(m, ParallelMoE)]
-        moves = {id(m.router.bias): m.bias_change() for m in mixtures if m.router.bias is not None}
+        """Move the biases by which routers balance the loads of experts; they have no gradient. Forget the loads."""
+        moves = {id(m.router.bias): m.bias_change() for m in self._mixtures() if m.router.bias is not None}
+        self._forget_loads()
         for fact, held, span in self.pieces() if moves else ():
             if id(fact.parameter) in moves:
                 held += moves[id(fact.parameter)][span].to(held)
 
     def zero_grad(self) -> None:
-        """Drop all gradients, such as those of a step that is skipped; all ranks must call it."""
+        """Drop all gradients, and loads of experts, such as those of a step that is skipped; all ranks must call it."""
         self.owner.zero_grad()
+        self._forget_loads()
+
+    def _mixtures(self) -> list[ParallelMoE]:
+        return [m for stage in self.stages.values() for m in stage.module.modules() if isinstance(m, ParallelMoE)]
+
+    def _forget_loads(self) -> None:
+        for mixture in self._mixtures():
+            mixture.router.load = None
 
     def _find_documents(self, rows: Tensor, schedule: Schedule) -> None:
         if self.documents_of is not None:

@@ -26,7 +26,7 @@ from lib.layout import Layout, nearest
 from lib.mesh import Group
 from lib.model import GPTConfig
 from lib.planner import Plan
-from lib.planner.report import report_of_plan
+from lib.planner.plan_report import report_of_plan
 from lib.torchrun.last_word import leave_last_word
 from lib.torchrun.start import StartError, machines, of_torchrun, speaks
 from lib.training.config import (
@@ -99,6 +99,8 @@ def main(argv: list[str] | None = None) -> None:
     if args.certify:
         if rank == 0:
             print("the farthest from one process: loss {:.1g}, gradient {:.1g}, weight {:.1g}".format(*reports[0]))
+            if reports[0].difference:
+                print(f"the first difference: {reports[0].difference}")
         parser.exit(not reports[0].holds())
     stopped_by = reports[0].get("stopped_by")
     if rank == 0:
@@ -142,7 +144,7 @@ def _parser() -> argparse.ArgumentParser:
     plan = "print the messages and the memory of the run, and start nothing"
     parser.add_argument("--plan", action="store_true", help=plan)
     same = "compare this layout with one process for three steps in float64, and train nothing"
-    parser.add_argument("--certify", action="store_true", help=f"{same}; exit code 1: they differ")
+    parser.add_argument("--certify", action="store_true", help=f"{same}; exit code 1: they differ, and it says where")
     per_node = os.environ.get("LOCAL_WORLD_SIZE") or 8
     parser.add_argument("--ranks-per-node", type=int, metavar="N", default=per_node, help="for --plan")
     return parser

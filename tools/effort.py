@@ -3,6 +3,7 @@
 `tools/notebooks.py` writes it, from the task and its solution; the exercises are generated with it.
 """
 
+import ast
 import math
 import re
 import tomllib
@@ -17,6 +18,7 @@ from course.release.effort import EXPLAINED, Effort
 AFTER = ROOT / "course" / "exercises" / "after.toml"
 CHECK = re.compile(r'^check\("(\d\d\.\d+)"', re.MULTILINE)
 ANSWER = re.compile(r"### BEGIN SOLUTION\n(.*?)### END SOLUTION", re.DOTALL)
+MARKED = re.compile(r"### BEGIN SOLUTION\n.*?### END SOLUTION", re.DOTALL)
 STATED = re.compile(r'\n\n<p class="effort">.*?</p>')
 CHAPTER = re.compile(r"\]\([^)\s]*chapters/(\d\d)([bc]?)_")
 BUILDS_ON = re.compile(r"\bexercise (\d+)\b")
@@ -33,6 +35,7 @@ class Task:
     id: str = ""
     cells: list = field(default_factory=list)  # its Markdown
     answer: str = ""
+    given: list[str] = field(default_factory=list)  # lines of code that stand in the cell of the answer
     shown: int = 0  # cells that run before the answer
     points: float = 0
 
@@ -42,9 +45,10 @@ class Task:
 
     @property
     def minutes(self) -> int:
-        given = sum(code_lines(block) for block in FENCE.findall(self.text))
+        given = len(self.given) + sum(code_lines(block) for block in FENCE.findall(self.text))
+        written = sum(line.strip() not in ("", *self.given) for line in self.answer.splitlines())
         minutes = POINT_MIN * self.points + SHOWN_MIN * self.shown + words(self.text) / WORDS_A_MINUTE
-        minutes += given / GIVEN_LINES_A_MINUTE + code_lines(self.answer) / ANSWER_LINES_A_MINUTE
+        minutes += given / GIVEN_LINES_A_MINUTE + written / ANSWER_LINES_A_MINUTE
         return max(ROUND_MIN, ROUND_MIN * math.floor(minutes / ROUND_MIN + 0.5))
 
     @property
@@ -70,6 +74,20 @@ class Task:
         return Effort(self.minutes, self.needs, after[self.id][0])
 
 
+def given_lines(source: str) -> list[str]:
+    """The lines of code around the answer, in its cell; the heads of functions and classes say only their names."""
+    stub = MARKED.sub("pass", source)
+    lines = stub.splitlines()
+    found = set()
+    for node in ast.walk(ast.parse(stub)):
+        is_text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+        if isinstance(node, ast.stmt) and not is_text:
+            if not isinstance(node, (ast.FunctionDef, ast.ClassDef, ast.Pass)):
+                end = node.body[0].lineno - 1 if hasattr(node, "body") else node.end_lineno
+                found |= {*range(node.lineno, end + 1)}
+    return [lines[k - 1].strip() for k in sorted(found)]
+
+
 def tasks(notebook) -> Iterator[Task]:
     """The tasks of a notebook of solutions, each from its heading to its check."""
     task = None
@@ -85,6 +103,7 @@ def tasks(notebook) -> Iterator[Task]:
                 task.cells.append(cell)
         elif task and marks.get("solution"):
             task.answer += "\n".join(ANSWER.findall(cell.source))
+            task.given += given_lines(cell.source)
         elif task and (check := CHECK.search(cell.source)):
             task.id, task.points = check[1], marks["points"]
             yield task

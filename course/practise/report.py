@@ -15,7 +15,7 @@ from course.practise.causes import KINDS
 from course.practise.draws import options_text
 from course.practise.instruments import Seen, Waited
 from lib.layout import AXES, Layout
-from lib.planner.plan import step_traffic
+from lib.planner.plan_messages import step_traffic
 from lib.planner.report import table, wrapped
 from lib.train import planned
 from lib.training.config import TrainConfig
@@ -260,7 +260,8 @@ def _sent_and_planned(config: TrainConfig, ranks: Sequence[Seen]) -> dict[str, d
     plan = planned(config)
     found: dict[str, dict[str, float]] = {}
     for rank, seen in enumerate(ranks):
-        wanted = {f"{kind} {axis}": n for (kind, axis), n in step_traffic(plan, plan.place(rank)).items()}
+        traffic = step_traffic(plan, plan.place(rank), plan.ep_place(rank))
+        wanted = {f"{kind} {axis}": n for (kind, axis), n in traffic.items()}
         for what in sorted({*wanted, *seen.report["traffic"]}):
             if what.startswith("recv"):
                 continue  # a receive sends nothing

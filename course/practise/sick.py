@@ -14,7 +14,8 @@ from course.practise.instruments import Seen, certified, watched
 from course.practise.report import OwnReport, report_of
 from lib.lab.profile import step_profile
 from lib.launch import RunError, run
-from lib.planner.report import Report, report_of_plan
+from lib.planner.plan_report import report_of_plan
+from lib.planner.report import Report
 from lib.trace import Trace
 from lib.train import planned
 from lib.training.config import TrainConfig

@@ -132,17 +132,24 @@ def block_wire_bytes(payload_bytes: float, n: int, recompute: str = "none", **ho
 def block_calls(shape: ModelShape, rows: int, itemsize: int, tp: int, recompute: str = "none", **how: bool) -> Calls:
     """The collectives of a block for one microbatch, as this library runs it: `full` stops early.
 
-    `how` is `sequence_parallel` and `regather`, as in `block_collectives`. If keys and values have fewer heads than
-    ranks, the gradients of their copies are all-reduced: weights, and biases if there are any.
+    `how` is `sequence_parallel` and `regather`, as in `block_collectives`.
     """
     x = rows * shape.context * shape.d_model * itemsize
     of_x = block_collectives(recompute, early_stop=True, **how)
     calls = Counter({(kind, x): times for kind, times in of_x.items()})
-    if (shape.num_kv_heads or shape.num_heads) < tp:
-        of_heads = 2 * shape.d_kv * itemsize
-        biases = [("all_reduce", of_heads)] * (shape.biases != "none")
-        calls.update([("all_reduce", of_heads * shape.d_model), *biases])
-    return calls
+    return calls + copied_heads_calls(shape, itemsize, tp)
+
+
+def copied_heads_calls(shape: ModelShape, itemsize: int, tp: int) -> Calls:
+    """Of a block: with fewer heads of keys and values than ranks, the gradients of their copies are all-reduced.
+
+    Weights, and biases if there are any.
+    """
+    if (shape.num_kv_heads or shape.num_heads) >= tp:
+        return Counter()
+    of_heads = 2 * shape.d_kv * itemsize
+    biases = [("all_reduce", of_heads)] * (shape.biases != "none")
+    return Counter([("all_reduce", of_heads * shape.d_model), *biases])
 
 
 def attention_calls(

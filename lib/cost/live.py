@@ -19,6 +19,8 @@ from typing import Any
 
 from lib.cost.buffer import Backward, Buffer
 from lib.cost.live_context import ALONE, Across, Context
+from lib.cost.live_experts import LiveExperts
+from lib.cost.mixture import Mixture
 from lib.cost.sizes import ModelShape, Weight, block_layers, embed_weights, head_weights, heads_of_rank, qkv_width
 
 
@@ -33,6 +35,8 @@ class LiveGPT:
         sequence_parallel: shards of the sequence between the parallel layers.
         tied: one stage has the embedding and the head, which share a weight.
         context: this rank among the context-parallel ranks, of whose tokens it has some.
+        mixture: the experts of some blocks, if it has any.
+        place: this rank among those that share the experts.
     """
 
     def __init__(
@@ -46,6 +50,8 @@ class LiveGPT:
         sequence_parallel: bool,
         tied: bool,
         context: Context = ALONE,
+        mixture: Mixture | None = None,
+        place: int = 0,
     ) -> None:
         self.live, self.seen, self.made = 0, seen, made
         self.shape, self.itemsize, self.tp = shape, itemsize, tp
@@ -60,6 +66,7 @@ class LiveGPT:
         self.qkv = self.tokens * qkv_width(shape, tp) * itemsize
         self.logits = self.tokens * shape.vocab_size // tp * itemsize
         self.across = Across(self, context, rows, *heads_of_rank(shape, tp)) if context.n > 1 else None
+        self.experts = LiveExperts(self, mixture, rows, place) if mixture else None
         self.deferred: list[Backward] | None = None
         self.of_head: Buffer | None = None  # gradient of a tied weight, until the embedding adds to it
 
@@ -144,8 +151,8 @@ class LiveGPT:
         size, of_token = self.between, self.between // self.shape.d_model
         if not self.is_llama:
             return self.new(size), self.node(size, x, self.new(2 * of_token), weights=weights)
-        normalise = self.node(size, x, self.new(of_token), weights=weights, brief=3 * size)
-        return self.new(size), normalise, self.node(size, self.new(size), brief=size)
+        normalise = self.node(size, x, self.new(of_token), brief=3 * size)
+        return self.new(size), normalise, self.node(size, self.new(size), weights=weights, brief=size)
 
     def residual(self, x: Buffer, *layers: tuple) -> tuple:
         """x + layers(x). In backward the sum comes before gradients of the first layer are accumulated."""
@@ -207,7 +214,9 @@ class LiveGPT:
         norm1, qkv, out, norm2, up, down = block_layers(self.shape, layer, self.tp)
         gate_and_up = 2 * self.mlp if self.is_llama else self.mlp
         attention = (self.norm, norm1), (self.column, self.qkv, qkv), (self.attention,), (self.row, *out)
-        mlp = (self.norm, norm2), (self.column, gate_and_up, up), (self.activation,), (self.row, *down)
+        mlp = (self.norm, norm2), (self.column, gate_and_up, up), (self.activation, self.mlp), (self.row, *down)
+        if self.experts and layer in self.experts.mixture.of_blocks:
+            mlp = (self.norm, norm2), (self.experts.layer, layer)
         return self.chain(x, (self.residual, *attention), (self.residual, *mlp))
 
     def attention(self, qkv: Buffer) -> tuple:
@@ -230,11 +239,11 @@ class LiveGPT:
         logsumexp, out = self.new(self.wide * self.shape.num_heads // self.tp), self.new(self.x // self.tp)
         return out, *backwards, self.node(size, saved, logsumexp, out)
 
-    def activation(self, up: Buffer) -> tuple:
+    def activation(self, up: Buffer, size: int) -> tuple:
         """GELU; or silu(gate) · up, with the gradients of both concatenated in the end."""
         if not self.is_llama:
-            return self.new(self.mlp), self.node(self.mlp, up)
-        size, silu = self.mlp, self.new(self.mlp)
+            return self.new(size), self.node(size, up)
+        silu = self.new(size)
 
         def of_product(gradient: Buffer, silu: Buffer = silu) -> tuple:
             """The gradients of silu(gate) and of up."""

@@ -183,11 +183,15 @@ class Weight(NamedTuple):
         name: in the serial model.
         size: elements on one tensor-parallel rank.
         whole: every tensor-parallel rank holds all of it. With sequence parallelism its gradient is a partial sum.
+        of_experts: those of a rank, which it shares with fewer ranks than all else.
+        is_trained: it has a gradient.
     """
 
     name: str
     size: int
     whole: bool = False
+    of_experts: bool = False
+    is_trained: bool = True
 
 
 def embed_weights(shape: ModelShape, tp: int = 1) -> list[Weight]:

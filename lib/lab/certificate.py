@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -20,12 +20,12 @@ from torch.optim import Optimizer
 
 from lib import comm, data
 from lib.data_parallel.flat import MakeOptimizer
+from lib.lab.first_difference import EXACT, OF_WEIGHTS, first_difference
+from lib.lab.twin import ADAMW, Batch, TwinStep, beside, mean_over_tokens, twin_steps
 from lib.launch import device
 from lib.layout import Layout
-from lib.masks import drop_by_rows, row_seed
 from lib.mesh import Group, Mesh, MeshShape
-from lib.model import GPT, mean_loss
-from lib.moe import update_biases
+from lib.model import GPT
 from lib.parallel import parallelize
 from lib.parallel_model import BatchLoss, ParallelModel
 from lib.placement import Replicate, with_partial_gradients
@@ -33,39 +33,27 @@ from lib.training.config import TrainConfig
 from lib.training.learning_rate import set_learning_rate
 from lib.training.loop import adamw
 
-Batch = tuple[Tensor, Tensor]
-ADAMW = partial(torch.optim.AdamW, lr=1e-2)
 
-
-class Apart(NamedTuple):
-    """How far a layout is from one process: the largest ‖ours − theirs‖/‖theirs‖ over steps, tensors and ranks.
-
-    Args:
-        loss, gradient, weight: the distance of the losses; of the clipped gradients, and of their norm before, because
-            the clip hides a factor of all; and of the weights after a step.
-    """
-
+class _Distances(NamedTuple):
     loss: float
     gradient: float
     weight: float
 
+
+class Apart(_Distances):
+    """How far a layout is from one process: the largest ‖ours − theirs‖/‖theirs‖ over steps, tensors and ranks.
+
+    Attributes:
+        loss, gradient, weight: the distance of the losses; of the clipped gradients, and of their norm before, because
+            the clip hides a factor of all; and of the weights after a step.
+        difference: if it does not hold: where a step first differs, and in which pattern, in words.
+    """
+
+    difference = ""
+
     def holds(self) -> bool:
-        """Whether it is the same training, to float64's rounding; AdamW divides by small numbers."""
-        return self.loss < 1e-12 and self.gradient < 1e-12 and self.weight < 1e-8
-
-
-class _Step(NamedTuple):
-    """A step of one process: the loss, the norm, clipped gradients, and weights after the step, by name."""
-
-    loss: Tensor
-    norm: Tensor
-    gradients: dict[str, Tensor]
-    weights: dict[str, Tensor]
-
-
-def mean_over_tokens(targets: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
-    """The loss of a GPT in one process, the mean over all tokens that count."""
-    return mean_loss
+        """Whether it is the same training, to float64's rounding."""
+        return self.loss < EXACT and self.gradient < EXACT and self.weight < OF_WEIGHTS
 
 
 def certify(
@@ -81,6 +69,8 @@ def certify(
     loss: BatchLoss = mean_over_tokens,
 ) -> list[Apart]:
     """For each layout on these ranks, its distance from one process after a step on each batch; equal on all ranks.
+
+    One that does not hold takes the steps once more, watched, to say where it first differs.
 
     Args:
         model: in float64, equal on all ranks; it is not changed. Every rank trains a full copy: give a small model
@@ -108,7 +98,7 @@ def certify(
     """
     model = copy.deepcopy(model).to(device())
     batches = [(x.to(device()), y.to(device())) for x, y in batches]
-    steps = list(_twin_steps(copy.deepcopy(model), batches, max_norm, optimizer, before_step, loss))
+    steps = list(twin_steps(copy.deepcopy(model), batches, max_norm, optimizer, before_step, loss))
     meshes: dict[str, Mesh] = {}  # a mesh serves all layouts of its shape
     distances = []
     for layout in layouts:
@@ -116,8 +106,12 @@ def certify(
             layout.check_capacity(model.config)
         if (shape := str(layout.sizes)) not in meshes:
             meshes[shape] = Mesh(MeshShape(**layout.sizes), world)
-        ours = make(copy.deepcopy(model), meshes[shape], layout, optimizer)
-        distances.append(_certified(ours, batches, max_norm, steps, before_step))
+        mesh = meshes[shape]
+        apart = _certified(make(copy.deepcopy(model), mesh, layout, optimizer), batches, max_norm, steps, before_step)
+        if not apart.holds():
+            again, weights = make(copy.deepcopy(model), mesh, layout, optimizer), dict(model.named_parameters())
+            apart.difference = first_difference(again, batches, max_norm, weights, steps, before_step)
+        distances.append(apart)
     return distances
 
 
@@ -136,35 +130,11 @@ def certify_run(world: Group, config: TrainConfig, steps: int = 3) -> Apart:
     return certify(world, [config.layout], model, batches, config.max_norm, optimizer, rate)[0]
 
 
-def _twin_steps(
-    twin: nn.Module,
-    batches: Sequence[Batch],
-    max_norm: float,
-    make: MakeOptimizer = ADAMW,
-    before_step: Callable[[Optimizer, int], None] = lambda *_: None,
-    loss_of: BatchLoss = mean_over_tokens,
-) -> Iterator[_Step]:
-    optimizer = make(twin.named_parameters())
-    drop_by_rows(twin)
-    for number, (inputs, targets) in enumerate(batches):
-        optimizer.zero_grad()
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(row_seed(0, number, 0))
-            loss = loss_of(targets)(twin(inputs), targets)
-            loss.backward()
-        norm = nn.utils.clip_grad_norm_(twin.parameters(), max_norm)
-        gradients = {name: p.grad.clone() for name, p in twin.named_parameters() if p.requires_grad}
-        update_biases(twin)
-        before_step(optimizer, number)
-        optimizer.step()
-        yield _Step(loss.detach(), norm, gradients, {name: p.detach().clone() for name, p in twin.named_parameters()})
-
-
 def _certified(
     ours: ParallelModel,
     batches: Sequence[Batch],
     max_norm: float,
-    steps: list[_Step],
+    steps: list[TwinStep],
     before_step: Callable[[Optimizer, int], None],
 ) -> Apart:
     worst = torch.zeros(3, dtype=torch.float64, device=device())
@@ -187,19 +157,9 @@ def _certified(
 
 
 def _farthest(ours: ParallelModel, wanted: dict[str, Tensor], of: Callable[[nn.Parameter], Tensor]) -> Tensor:
-    """The largest distance of a shard here from the same shard of the twin, as a fraction of the full tensor's norm.
-
-    A gradient may be zero but for rounding, such as that of a bias of keys, and has no norm to compare with: a norm of
-    less than a thousandth of that of all tensors counts as this thousandth.
-    """
-    least = torch.stack([whole.norm() for whole in wanted.values()]).norm() / 1000
+    """The largest distance of a shard here from the same shard of the twin, as a fraction of the full tensor's norm."""
     distances = [torch.zeros((), dtype=torch.float64, device=device())]
-    for fact, held, span in ours.pieces():
-        if fact.name not in wanted:
-            continue  # frozen: it has no gradient
-        whole = wanted[fact.name]
-        right = fact.part_of(whole).flatten()[span]
-        distances.append((of(held).flatten() - right).norm() / whole.norm().clamp(min=least))
+    distances += [(piece.mine - piece.right).norm() / piece.size for piece in beside(ours, wanted, of)]
     return torch.stack(distances).max()
 
 

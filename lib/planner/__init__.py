@@ -16,7 +16,8 @@ published runs (`book.published`), with plans, and with a run on this machine.
 
 from lib.planner.memory import fits, memory_bytes
 from lib.planner.peak import step_memory
-from lib.planner.plan import Plan, step_bubble, step_traffic
+from lib.planner.plan import Plan, step_bubble
+from lib.planner.plan_messages import step_traffic
 from lib.planner.search import Choices, Planned, best_layouts
 from lib.planner.seconds import step_s
 from lib.planner.stacks import Stack

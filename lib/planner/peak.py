@@ -19,26 +19,28 @@ from lib.pipeline.schedules.action import RECVS, SENDS, Action, Op
 from lib.planner.plan import Bucketful, Plan
 
 
-def parameter_bytes(plan: Plan, place: int) -> int:
+def parameter_bytes(plan: Plan, place: int, ep_rank: int = 0) -> int:
     """Ψ/(t·p) elements, with the padding of buckets that ranks shard."""
-    return sum(bucket.size for bucket in plan.buckets(place)) * plan.itemsize
+    buckets = plan.buckets(place, ep_rank)
+    outside = plan.num_parameters(place, ep_rank) - sum(weight.size for one in buckets for weight in one.weights)
+    return (sum(bucket.size for bucket in buckets) + outside) * plan.itemsize
 
 
 def optimizer_bytes(plan: Plan, place: int, *ranks: int) -> int:
     """Two moments of Adam for each parameter, or for this rank's shard of it; per tensor or shard a float32 step count.
 
-    With a `master_itemsize` also the shard of the master weights. `ranks` as in `Plan.place_in`.
+    With a `master_itemsize` also the shard of the master weights. `ranks` as in `Plan.place_in`: along dp, tp, cp.
     """
     wide, master = plan.master_itemsize or plan.itemsize, plan.master_itemsize or 0
     owned = _owned(plan, place, *ranks)
     return sum(2 * wide * sum(pieces) + 4 * len(pieces) + master * share for share, pieces in owned)
 
 
-def _owned(plan: Plan, place: int, *ranks: int) -> Iterator[tuple[int, list[int]]]:
+def _owned(plan: Plan, place: int, dp_rank: int, tp_rank: int, cp_rank: int = 0) -> Iterator[tuple[int, list[int]]]:
     """For each bucket the elements of this rank: in all, with the padding of a shard, and of each parameter."""
-    for bucket in plan.buckets(place):
+    for bucket in plan.buckets(place, plan.ep_rank(dp_rank, cp_rank)):
         share = bucket.size // bucket.shards
-        first = share * (plan.place_in(bucket, place, *ranks) % bucket.shards)
+        first = share * (plan.place_in(bucket, place, dp_rank, tp_rank, cp_rank) % bucket.shards)
         ends = accumulate((weight.size for weight in bucket.weights), initial=0)
         pieces = [min(end, first + share) - max(start, first) for start, end in pairwise(ends)]
         yield share, [elements for elements in pieces if elements > 0]
@@ -46,17 +48,23 @@ def _owned(plan: Plan, place: int, *ranks: int) -> Iterator[tuple[int, list[int]
 
 def step_memory(plan: Plan, place: int = 0, dp_rank: int = 0, tp_rank: int = 0, cp_rank: int = 0) -> dict[str, int]:
     """The peak of each kind and of the total in one step of a rank; the peaks may be at different times."""
-    ranks = dp_rank, tp_rank, cp_rank
-    state = {"parameter": parameter_bytes(plan, place), "optimizer": optimizer_bytes(plan, place, *ranks)}
-    walk = _Walk(plan, place, cp_rank)
+    ranks, ep_rank = (dp_rank, tp_rank, cp_rank), plan.ep_rank(dp_rank, cp_rank)
+    state = {"parameter": parameter_bytes(plan, place, ep_rank), "optimizer": optimizer_bytes(plan, place, *ranks)}
+    walk = _Walk(plan, place, cp_rank, ep_rank)
     walk.run(_owned(plan, place, *ranks))
     total = walk.total + sum(state.values())
     return state | {"gradient": walk.gradient, "activation": walk.activation, "total": total}
 
 
 def not_counted(plan: Plan) -> list[str]:
-    """Bytes of this run that `step_memory` omits: then activations, and with zero=3 all kinds, are not exact."""
+    """Bytes of this run that `step_memory` omits: then activations, and with zero=3 all kinds, are not exact.
+
+    With experts also what `step_traffic` omits.
+    """
     left_out = {
+        "rows of experts are counted for even routing; a hot expert makes its rank receive, compute and hold more": (
+            plan.mixture is not None
+        ),
         "zero=3 shards parameters and gradients; the counts here are unsharded": plan.layout.zero == 3,
         f"schedule={plan.layout.schedule} with zero=2: gradients of W are on their way longer": (
             plan.layout.zero == 2 and bool(plan.schedule.in_halves)
@@ -72,15 +80,16 @@ def not_counted(plan: Plan) -> list[str]:
 class _Walk:
     """A step of one rank, and the tensors that live between its actions."""
 
-    def __init__(self, plan: Plan, place: int, cp_rank: int) -> None:
+    def __init__(self, plan: Plan, place: int, cp_rank: int, ep_rank: int) -> None:
         layout = plan.layout
         self.plan, self.row = plan, plan.schedule.actions[place]
-        self.sums = _Sums(plan, place)
+        self.sums = _Sums(plan, place, ep_rank)
         self.activation = self.gradient = self.total = 0
         tied = layout.num_stages == 1 and plan.shape.tied
         sizes = plan.shape, plan.rows, plan.itemsize
         context = Context(layout.cp, cp_rank, layout.attention, layout.token_order)
-        self.model = LiveGPT(self.see, self.gradient_made, *sizes, layout.tp, layout.sequence_parallel, tied, context)
+        how = layout.tp, layout.sequence_parallel, tied, context, plan.mixture, ep_rank
+        self.model = LiveGPT(self.see, self.gradient_made, *sizes, *how)
         # The text, the full batch and its targets, the indices of the sequences of this rank, a loss per microbatch.
         tokens, rows = plan.global_batch * plan.shape.context, plan.global_batch // layout.dp
         self.data = self.model.new(plan.corpus_bytes + 16 * tokens + 8 * rows + 8 * layout.microbatches + 16)
@@ -170,9 +179,9 @@ class _Walk:
 class _Sums:
     """Gradients of a rank during a step: bytes that it has `held`, and bytes of sums in flight, `flying`."""
 
-    def __init__(self, plan: Plan, place: int) -> None:
+    def __init__(self, plan: Plan, place: int, ep_rank: int) -> None:
         self.zero, self.itemsize = plan.layout.zero, plan.itemsize
-        self.buckets = plan.buckets(place)
+        self.buckets = plan.buckets(place, ep_rank)
         self.of = {weight.name: bucket for bucket in self.buckets for weight in bucket.weights}
         self.bytes = {bucket: bucket.size * plan.itemsize for bucket in self.buckets}
         self.held = 0 if self.zero >= 2 else sum(self.bytes.values())
@@ -183,6 +192,8 @@ class _Sums:
         self.arriving: dict[tuple, tuple[Bucketful, int]] = {}  # by line: the bucket in flight, and its bytes
         # By line, that is by ranks and stages: stages whose last backward before a REDUCE began. Where other ranks also
         # use the weights, zero=2 sums at the end.
+        self.full: set[Bucketful] = set()
+        self.unsent: dict[tuple, list[Bucketful]] = {}  # by line, in the order of sending
         self.closed = {bucket.line: set() for bucket in self.buckets if self.zero < 2 or not bucket.crosses}
 
     @property
@@ -216,17 +227,26 @@ class _Sums:
             self.held += self.bytes[bucket] if self.zero >= 2 else 0
 
     def _fill(self, bucket: Bucketful, name: str) -> None:
-        """A gradient moves to its bucket; a full bucket is summed when the previous sum ends."""
+        """A gradient moves to its bucket; a full bucket is sent behind those before it."""
         self.missing[bucket].discard(name)
         self.held -= self.own.pop(name, 0)
-        if not self.missing[bucket]:  # zero=1 receives as many bytes, zero=2 also frees the sent bytes
+        if not self.missing[bucket]:
             del self.missing[bucket]
-            self._arrive(bucket.line)
-            whole, n = self.bytes[bucket], bucket.ranks
-            if self.zero:
-                sharded = whole + whole // n if self.zero >= 2 else 0
-                self.arriving[bucket.line] = bucket, (whole if n > 1 else 0) + sharded
-            self.held -= whole if self.zero >= 2 else 0
+            self.full.add(bucket)
+            unsent = self.unsent.setdefault(bucket.line, [])
+            unsent += [] if unsent else [one for one in self.buckets if one.line == bucket.line]
+            while unsent and unsent[0] in self.full:
+                self._send(unsent.pop(0))
+
+    def _send(self, bucket: Bucketful) -> None:
+        """Sum a bucket when the sum before it ends: zero=1 receives as many bytes, zero=2 also frees those sent."""
+        self.full.remove(bucket)
+        self._arrive(bucket.line)
+        whole, n = self.bytes[bucket], bucket.ranks
+        if self.zero:
+            sharded = whole + whole // n if self.zero >= 2 else 0
+            self.arriving[bucket.line] = bucket, (whole if n > 1 else 0) + sharded
+        self.held -= whole if self.zero >= 2 else 0
 
     def _arrive(self, line: tuple) -> None:
         """The sum in flight ends; with zero=2 as the shard of this rank, to which later sums are added."""

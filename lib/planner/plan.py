@@ -6,13 +6,12 @@ few numbers, so write the numbers into one object and compute the rest.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator
+import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from lib.cost.comm import attention_calls, block_calls, embed_calls, head_calls, wire_bytes
+from lib.cost.mixture import Mixture
 from lib.cost.sizes import (
     BUCKET_BYTES,
     ModelShape,
@@ -26,7 +25,7 @@ from lib.cost.sizes import (
 from lib.layout import TOKEN_AXES, Layout
 from lib.pipeline.balance import layer_costs, layers_of_stages
 from lib.pipeline.lower import lower
-from lib.pipeline.schedules.action import RECVS, SENDS, Op, Schedule
+from lib.pipeline.schedules.action import Schedule
 from lib.pipeline.schedules.with_reduce import with_reduce
 from lib.pipeline.simulate import Costs, Timeline, simulate
 
@@ -79,6 +78,12 @@ class Plan:
         """The shape whose context is the tokens that a rank has of each sequence."""
         return replace(self.shape, context=self.shape.context // self.layout.cp)
 
+    @cached_property
+    def mixture(self) -> Mixture | None:
+        """The layers with experts, with even routing; None if there are none."""
+        layout = self.layout
+        return Mixture.of(self.model, self.own, layout.ep, layout.capacity_over) if self.model.experts else None
+
     @property
     def rows(self) -> int:
         """Sequences of a microbatch, b."""
@@ -98,43 +103,86 @@ class Plan:
         """Of a rank in the pipeline: its pp coordinate."""
         return self.layout.coordinates(rank)["pp"]
 
-    def weights(self, stage: int) -> list[Weight]:
+    def ep_place(self, rank: int) -> int:
+        """Of a rank among those that share the experts; 0 if these are alike."""
+        here = self.layout.coordinates(rank)
+        return self.ep_rank(here["dp"], here.get("cp", 0)) if len(self.ep_places) > 1 else 0
+
+    @property
+    def ep_places(self) -> range:
+        """Places among the ranks that share the experts at which ranks hold or send different numbers of bytes."""
+        return range(1 if self.mixture is None or self.mixture.is_alike else self.layout.ep)
+
+    def expert_layers(self, place: int) -> int:
+        """How many blocks of a rank at this place in the pipeline have experts."""
+        return sum(map(self.model.has_experts, self._blocks(place)))
+
+    def _blocks(self, place: int) -> list[int]:
+        layers = [layer for stage in self.schedule.stages_on(place) for layer in self.layers[stage]]
+        return [layer for layer in layers if layer < self.model.num_layers]
+
+    def ep_rank(self, dp_rank: int, cp_rank: int = 0) -> int:
+        """The number of a rank among those that share the experts: neighbours along the axes with different tokens."""
+        return self._token_rank(dp_rank, cp_rank) % self.layout.ep
+
+    def _token_rank(self, dp_rank: int, cp_rank: int) -> int:
+        """The number of a rank among those with different tokens."""
+        return self._number({"dp": dp_rank, "cp": cp_rank}, TOKEN_AXES)
+
+    def weights(self, stage: int, ep_rank: int = 0) -> list[Weight]:
         """Parameters of a stage, in the order of `named_parameters()`; a tied weight once."""
         tp, blocks = self.layout.tp, self.model.num_layers
         weights = embed_weights(self.shape, tp) if stage == 0 else []
         for layer in self.layers[stage]:
-            weights += (
-                sum(block_layers(self.shape, layer, tp), []) if layer < blocks else head_weights(self.shape, tp)
-            )
+            if layer == blocks:
+                weights += head_weights(self.shape, tp)
+                continue
+            of_block = block_layers(self.shape, layer, tp)
+            if self.model.has_experts(layer):
+                of_block[-2:] = self.mixture.layers(layer, tp, ep_rank)
+            weights += sum(of_block, [])
         return list({weight.name: weight for weight in weights}.values())
 
-    def buckets(self, place: int) -> list[Bucketful]:
+    def buckets(self, place: int, ep_rank: int = 0) -> list[Bucketful]:
         """The gradient buckets of a rank, in the order of `lib.data_parallel.bucketed_gradients`.
 
         From the last parameter to the first; gradients with different groups or stages have separate buckets. With
-        zero=3 one bucket per block: the embedding and the head first, then the blocks.
+        zero=3 one bucket per block: the embedding and the head first, then the blocks; and one of what is not trained.
+
+        Args:
+            ep_rank: among the ranks that share the experts. If they cannot be shared evenly, the first have one more.
         """
         zero, used, lines, buckets = self.layout.zero, {}, {}, []
-        for stage in self.schedule.stages_on(place):
-            for weight in self.weights(stage):
-                used[weight] = (*used.get(weight, ()), stage)
+        for weight, stages in self._used(place, ep_rank).items():
+            if weight.is_trained or zero == 3:
+                used[weight] = stages
         for weight, stages in used.items() if zero == 3 else reversed(used.items()):
             unit = weight.name.split(".")[1] if zero == 3 and weight.name.startswith("blocks.") else ""
-            lines.setdefault((*self._sum_over(weight), stages, unit), []).append(weight)
-        for (axes, ranks, stages, _), line in lines.items():
+            lines.setdefault((*self._sum_over(weight), stages, unit, weight.is_trained), []).append(weight)
+        for (axes, ranks, stages, *_), line in lines.items():
             of_each = [weight.size * (self.master_itemsize or self.itemsize) for weight in line]
             for share in bucket_shares(of_each, sum(of_each) if zero == 3 else self.bucket_bytes):
                 buckets.append(Bucketful(tuple(line[i] for i in share), axes, ranks, ranks if zero else 1, stages))
         return buckets
 
-    def num_parameters(self, place: int) -> int:
+    def _used(self, place: int, ep_rank: int) -> dict[Weight, tuple[int, ...]]:
+        """The parameters of a rank, and its stages that use each."""
+        used: dict[Weight, tuple[int, ...]] = {}
+        for stage in self.schedule.stages_on(place):
+            for weight in self.weights(stage, ep_rank):
+                used[weight] = (*used.get(weight, ()), stage)
+        return used
+
+    def num_parameters(self, place: int, ep_rank: int = 0) -> int:
         """Ψ of a rank at this place, not divided by d."""
-        return sum(weight.size for bucket in self.buckets(place) for weight in bucket.weights)
+        return sum(weight.size for weight in self._used(place, ep_rank))
 
     def _sum_over(self, weight: Weight) -> tuple[tuple[str, ...], int]:
         """Axes and number of ranks over which a gradient is summed."""
         layout, rank_of = self.layout, self.schedule.rank_of
         ranks = layout.dp * layout.cp
+        if weight.of_experts and layout.ep > 1:
+            return ("edp",), layout.edp  # tokens of all ranks that share the experts are already in it
         if self.shape.tied and weight.name == "embed.token.weight" and rank_of[0] != rank_of[-1]:
             return (*TOKEN_AXES, "pp"), 2 * ranks  # the first and the last stage share it from different ranks
         if layout.sequence_parallel and weight.whole:
@@ -143,15 +191,25 @@ class Plan:
 
     def place_in(self, bucket: Bucketful, place: int, dp_rank: int, tp_rank: int, cp_rank: int = 0) -> int:
         """The number of a rank among the ranks that shard a bucket."""
-        here, number = {"dp": dp_rank, "cp": cp_rank, "tp": tp_rank, "pp": int(place > 0)}, 0
+        if bucket.axes == ("edp",):
+            return self._token_rank(dp_rank, cp_rank) // self.layout.ep
+        return self._number({"dp": dp_rank, "cp": cp_rank, "tp": tp_rank, "pp": int(place > 0)}, bucket.axes)
+
+    def _number(self, here: dict[str, int], axes: tuple[str, ...]) -> int:
+        """The number of a rank at these coordinates among the ranks along some axes, of `pp` among both its ends."""
+        number = 0
         for axis, size in self.layout.sizes.items():
-            if axis in bucket.axes:
+            if axis in axes:
                 number = number * (2 if axis == "pp" else size) + here[axis]
         return number
 
     def axis(self, *axes: str) -> str:
         """The name of a group along these axes, as in `lib.mesh`: without axes of one rank."""
         return "×".join([axis for axis in axes if getattr(self.layout, axis) > 1] or axes[:1])
+
+    def group(self, *axes: str) -> tuple[str, int]:
+        """The name of a group along these axes, and how many ranks it has."""
+        return self.axis(*axes), math.prod(getattr(self.layout, axis) for axis in axes)
 
     @cached_property
     def timeline(self) -> Timeline:
@@ -160,10 +218,12 @@ class Plan:
         A backward also takes what it recomputes, which is of blocks alone.
         """
         costs, blocks = layer_costs(self.model), self.model.num_layers
-        again = recomputed_products(self.shape, self.layout.recompute)
+        again = [recomputed_products(self.shape, self.layout.recompute)] * blocks
+        if self.layout.recompute == "full":
+            again = costs[:blocks]
         forward = [sum(costs[layer] for layer in stage) for stage in self.layers]
         back = [
-            one + again * sum(layer < blocks for layer in stage)
+            one + sum(again[layer] for layer in stage if layer < blocks)
             for one, stage in zip(forward, self.layers, strict=True)
         ]
         return simulate(self.layout.make_schedule(), Costs(F=forward, I=back, W=forward))
@@ -198,148 +258,3 @@ class Bucketful:
 def step_bubble(plan: Plan) -> tuple[float, float]:
     """The idle fraction of the time of all ranks, from `simulate`: of these stages, and if all stages were equal."""
     return plan.timeline.bubble, simulate(plan.layout.make_schedule()).bubble
-
-
-# ---- messages --------------------------------------------------------------------------------------------------------
-
-Traffic = dict[tuple[str, str], tuple[int, float]]  # as `lib.trace.Trace.traffic`: (kind, axis) → calls, wire bytes
-Sends = Iterator[tuple[str, str, int, float, int]]  # kind, axis, ranks of the group, payload bytes, calls
-
-
-def step_traffic(plan: Plan, place: int) -> Traffic:
-    """All that a rank at this place in the pipeline sends in a step, by cause; ranks along d, c and t send the same."""
-    total: Traffic = {}
-    for cause in (_layer_sends, _context_sends, _message_sends, _gradient_sends, _scalar_sends):
-        for kind, axis, n, payload, calls in cause(plan, place):
-            if n > 1 and calls:  # a group of one sends nothing
-                before = total.get((kind, axis), (0, 0.0))
-                total[kind, axis] = before[0] + calls, before[1] + calls * wire_bytes(kind, payload, n)
-    return total
-
-
-def _layer_sends(plan: Plan, place: int) -> Sends:
-    """Of tensor-parallel layers: 8(t−1)/t·bsh per block and microbatch, 10(t−1)/t·bsh with sequence parallelism.
-
-    Column layers gather their input again for a full backward, and keep it for a backward that is split into I and W.
-    """
-    layout, sizes = plan.layout, (plan.own, plan.rows, plan.itemsize)
-    slices = {"sequence_parallel": layout.sequence_parallel}
-    for stage in plan.schedule.stages_on(place):
-        halves = sum(of == stage for of, _ in plan.schedule.in_halves)
-        for regather, microbatches in ((False, halves), (True, layout.microbatches - halves)):
-            calls = embed_calls(*sizes, **slices) if stage == 0 else Counter()
-            for layer in plan.layers[stage]:
-                if layer == plan.shape.num_layers:
-                    calls += head_calls(*sizes, **slices, regather=regather)
-                else:
-                    calls += block_calls(*sizes, layout.tp, layout.recompute, **slices, regather=regather)
-            for (kind, payload), n in calls.items():
-                yield kind, "tp", layout.tp, payload, microbatches * n
-
-
-def _context_sends(plan: Plan, place: int) -> Sends:
-    """Of attention across context-parallel ranks, in each block for each microbatch."""
-    layout = plan.layout
-    sizes = plan.shape, plan.rows, plan.itemsize, layout.tp, layout.cp
-    stages = plan.schedule.stages_on(place)
-    blocks = sum(layer < plan.shape.num_layers for stage in stages for layer in plan.layers[stage])
-    for (kind, payload), n in attention_calls(*sizes, layout.attention, layout.recompute).items():
-        yield kind, "cp", layout.cp, payload, layout.microbatches * blocks * n
-
-
-def _message_sends(plan: Plan, place: int) -> Sends:
-    """Between stages: bsh per boundary, direction, microbatch; bsh/t with sequence parallelism. Receives are free."""
-    slices = plan.layout.tp if plan.layout.sequence_parallel else 1
-    payload = plan.rows * plan.own.context // slices * plan.shape.d_model * plan.itemsize
-    for kind, ops in (("send", SENDS), ("recv", RECVS)):
-        calls = sum(action.op in ops for action in plan.schedule.actions[place])
-        yield kind, "pp", plan.layout.pp, payload, calls
-
-
-def _gradient_sends(plan: Plan, place: int) -> Sends:
-    """Sums of gradients, and the gather of parameters: 2(d−1)/d·Ψ/(t·p), zero=2 its first half per microbatch.
-
-    zero=3 gathers each unit twice per microbatch and reduce-scatters its gradients once. With sequence parallelism some
-    buckets are reduced over d·t ranks; a tied embedding is reduced over both ends of the pipeline.
-
-    Source: Rajbhandari et al. 2020 (ZeRO), section 7.
-    """
-    zero = plan.layout.zero
-    for bucket in plan.buckets(place):
-        group = plan.axis(*bucket.axes), bucket.ranks, bucket.size * plan.itemsize
-        if zero == 0:
-            yield "all_reduce", *group, 1
-        else:
-            yield "reduce_scatter", *group, _num_sums(plan, place, bucket)
-            yield "all_gather", *group, 2 * plan.layout.microbatches if zero == 3 else 1
-
-
-def _num_sums(plan: Plan, place: int, bucket: Bucketful) -> int:
-    """How often a bucket is summed in a step: once, and from zero=2 on after each microbatch.
-
-    A tied embedding waits for the backwards of all stages that use it. If one of these stages is on another rank, it
-    is summed once, at the end.
-    """
-    if plan.layout.zero < 2 or bucket.crosses:
-        return 1
-    sums, through = 0, set()
-    for stage, op, _ in plan.schedule.actions[place]:
-        if op == Op.REDUCE and stage in bucket.stages:
-            through.add(stage)
-            if through == set(bucket.stages):
-                sums, through = sums + 1, set()
-    return sums + bool(through)
-
-
-def _scalar_sends(plan: Plan, place: int) -> Sends:
-    """In float64: m losses over the pipeline, one over replicas; for clipping a norm over a replica or all ranks."""
-    layout = plan.layout
-    yield "broadcast", "pp", layout.pp, 8 * layout.microbatches, 1
-    yield "all_reduce", plan.axis(*TOKEN_AXES), layout.dp * layout.cp, 8, 1
-    over = ("world", layout.num_ranks) if layout.zero else (plan.axis("pp", "tp"), layout.pp * layout.tp)
-    yield "all_reduce", *over, 8, 1
-
-
-def bytes_out_of_a_node(plan: Plan, ranks_per_node: int) -> dict[tuple[str, str], float]:
-    """(kind, axis) → bytes per step that leave the node that sends most of it, and that its network card carries.
-
-    Consecutive ranks share a node. A collective is a ring in the order of ranks, as in gloo: a rank sends out of its
-    node if the next rank is on another. With t ranks on two nodes that is one rank of each node, not t/2 of them. Only
-    an all-to-all has no ring: each rank sends as much to each.
-    """
-    sent_of = [step_traffic(plan, place) for place in range(plan.layout.pp)]
-    most = {}
-    for key in sorted({key for traffic in sent_of for key in traffic if key[0] != "recv"}):
-        out: Counter[int] = Counter()
-        for group in _groups(plan, key[1]):
-            ring = [rank for rank in group if key in sent_of[plan.place(rank)]]
-            for rank, after in zip(ring, ring[1:] + ring[:1], strict=True):
-                calls, sent = sent_of[plan.place(rank)][key]
-                to: dict[int, float] = {after: calls}
-                if key[0] == "send":
-                    to = _receivers(plan, rank, group)
-                elif key[0] == "all_to_all":
-                    to = {other: calls / (len(ring) - 1) for other in ring if other != rank}
-                node = rank // ranks_per_node
-                out[node] += sent / calls * sum(n for other, n in to.items() if other // ranks_per_node != node)
-        most[key] = max(out.values(), default=0.0)
-    return most
-
-
-def _groups(plan: Plan, axis: str) -> list[list[int]]:
-    """The groups along an axis, several joined by ×, or the world."""
-    along = plan.layout.sizes if axis == "world" else axis.split("×")
-    groups: dict[tuple[int, ...], list[int]] = {}
-    for rank in range(plan.layout.num_ranks):
-        here = plan.layout.coordinates(rank)
-        groups.setdefault(tuple(i for name, i in here.items() if name not in along), []).append(rank)
-    return list(groups.values())
-
-
-def _receivers(plan: Plan, rank: int, pipeline: list[int]) -> Counter[int]:
-    """The ranks to which a rank of a pipeline sends in a step, and how often."""
-    return Counter(
-        pipeline[plan.schedule.rank_of[stage + (1 if op == Op.SEND_F else -1)]]
-        for stage, op, _ in plan.schedule.actions[plan.place(rank)]
-        if op in SENDS
-    )

@@ -10,22 +10,18 @@ import math
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from itertools import accumulate, groupby
+from itertools import groupby
 
 from lib.cost.bubble import bubble
 from lib.cost.hardware import device_text
 from lib.cost.models import NOT_MODELLED, model_text
 from lib.cost.sizes import ModelShape
 from lib.layout import Layout
-from lib.pipeline.gantt import gantt
-from lib.pipeline.schedules.action import Op
 from lib.planner.context import way_of
 from lib.planner.evidence import evidence_of
 from lib.planner.fp8 import in_8_bit_text
 from lib.planner.margin import HEADROOM, ran_text, verdict_text, without_seconds
 from lib.planner.memory import bytes_of_rank, parameters_of_rank, share_of_rank
-from lib.planner.peak import not_counted, step_memory
-from lib.planner.plan import Plan, bytes_out_of_a_node, step_bubble, step_traffic
 from lib.planner.seconds import OPTIMIZER_BYTES, Seconds, step_and_waits, step_s
 from lib.planner.stacks import calibration_text
 from lib.planner.training import Layout4D, Training
@@ -156,7 +152,16 @@ def table(rows: list[list[str]]) -> str:
     return "\n".join("  ".join(row).rstrip() for row in zip(*columns, strict=True))
 
 
-def _axes(shape: ModelShape, batch: int, sizes: dict, schedule: str, m: int, layout: Layout | Layout4D) -> list[str]:
+def ranks_text(ranks: Sequence[int]) -> str:
+    """`0-3, 8-11`; of more than two runs the first, and how many ranks in all."""
+    runs = [[rank for _, rank in run] for _, run in groupby(enumerate(ranks), key=lambda pair: pair[1] - pair[0])]
+    words = [f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs]
+    return ", ".join(words) if len(words) <= 2 else f"{words[0]}, … ({len(ranks)})"
+
+
+def axes_in_words(
+    shape: ModelShape, batch: int, sizes: dict, schedule: str, m: int, layout: Layout | Layout4D
+) -> list[str]:
     """The layout in words: the dimension that each axis splits."""
     order = " x ".join(f"{axis} {n}" for axis, n in sizes.items())
     dp, tp, own = sizes["dp"], sizes["tp"], shape.context // sizes.get("cp", 1)
@@ -168,66 +173,6 @@ def _axes(shape: ModelShape, batch: int, sizes: dict, schedule: str, m: int, lay
         f"pp {layout.pp}: {layout.pp * layout.stages_per_rank} stages, schedule {schedule}",
         f"tp {tp}: {shape.num_heads // tp} of {shape.num_heads} heads, {of} tokens between the layers",
     ]
-
-
-# ---- of a plan ------------------------------------------------------------------------------------------------------
-
-
-def report_of_plan(plan: Plan, ranks_per_node: int) -> Report:
-    """The exact bytes of a run of this library, and its messages."""
-    layout, places, differ = plan.layout, [], False
-    for place in range(layout.pp):
-        of_ranks = [step_memory(plan, place, cp_rank=rank) for rank in range(layout.cp)]
-        held = max(of_ranks, key=lambda one: one["total"])
-        ranks = [r for r in range(layout.num_ranks) if plan.place(r) == place]
-        differ |= len({one["activation"] for one in of_ranks}) > 1
-        steps = ((op == Op.F) - (op in (Op.B, Op.W)) for _, op, _ in plan.schedule.actions[place])
-        places.append(
-            {
-                "ranks": ranks_text(ranks),
-                "layers": " + ".join(_layers(plan, stage) for stage in plan.schedule.stages_on(place)),
-                "parameters": plan.num_parameters(place),
-                "in_flight": max(accumulate(steps)) / layout.stages_per_rank,
-                "held": {kind: held[name] for kind, name in KINDS.items()} | {"total": held["total"]},
-            }
-        )
-    words = _axes(plan.shape, plan.global_batch, layout.sizes, plan.schedule.name, layout.microbatches, layout)
-    notes, waits = [f"not exact: {left_out}" for left_out in not_counted(plan)], []
-    if layout.cp > 1:
-        tokens = f"{plan.own.context} of {plan.shape.context} tokens of each sequence, {layout.token_order}"
-        words.insert(3, f"cp {layout.cp}: {tokens}; attention by {layout.attention}")
-    if differ:
-        notes.insert(0, f"the {layout.cp} cp ranks attend to different numbers of keys: these bytes are the most")
-    if layout.pp > 1:
-        waits, (bubble, equal) = gantt(plan.timeline).splitlines(), step_bubble(plan)
-        if len(waits) > MOST_GANTT_ROWS or max(map(len, waits)) > WIDTH:
-            waits = [f"(its {len(waits)} rows are too large to be drawn here)"]
-        waits.insert(0, f"bubble: {bubble:.1%} of all ranks' time (were all stages equal, {equal:.1%})")
-    return Report(words, places, _plan_sends(plan, ranks_per_node), waits, notes)
-
-
-def _layers(plan: Plan, stage: int) -> str:
-    layers, head = plan.layers[stage], plan.model.num_layers
-    words = "embed" * (stage == 0), ranks_text([layer for layer in layers if layer < head]), "head" * (head in layers)
-    return " ".join(filter(None, words))
-
-
-def ranks_text(ranks: Sequence[int]) -> str:
-    """`0-3, 8-11`; of more than two runs the first, and how many ranks in all."""
-    runs = [[rank for _, rank in run] for _, run in groupby(enumerate(ranks), key=lambda pair: pair[1] - pair[0])]
-    words = [f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs]
-    return ", ".join(words) if len(words) <= 2 else f"{words[0]}, … ({len(ranks)})"
-
-
-def _plan_sends(plan: Plan, ranks_per_node: int) -> list[dict]:
-    """One for each kind on each axis."""
-    of_places, sends = [step_traffic(plan, place) for place in range(plan.layout.pp)], []
-    for (kind, axis), leaves in bytes_out_of_a_node(plan, ranks_per_node).items():
-        calls, sent = zip(*(traffic.get((kind, axis), (0, 0.0)) for traffic in of_places), strict=True)
-        where = f"out of a node: {leaves / 1e6:.3f} MB" if leaves else "inside a node"
-        each = {"calls": (min(calls), max(calls)), "bytes": (min(sent), max(sent))}
-        sends.append({"what": f"{kind} {axis}", **each, "where": where})
-    return sends
 
 
 # ---- of a training --------------------------------------------------------------------------------------------------
@@ -262,7 +207,7 @@ def _described(training: Training, layout: Layout4D) -> list[str]:
     model, batch, x = training.model, training.global_batch, layout
     sizes = {"pp": x.pp, "dp": x.dp, "cp": x.cp, "tp": x.tp}
     m, is_interleaved = max(1, int(x.microbatches(batch))), x.stages_per_rank > 1 and x.schedule == "1f1b"
-    lines = _axes(model, batch, sizes, "interleaved " * is_interleaved + x.schedule.upper(), m, layout)
+    lines = axes_in_words(model, batch, sizes, "interleaved " * is_interleaved + x.schedule.upper(), m, layout)
     if x.cp > 1:
         how = WAYS[way_of(training, x)]
         lines.append(f"cp {x.cp}: {model.context // x.cp} of {model.context} tokens each, {how}")

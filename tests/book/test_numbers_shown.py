@@ -19,7 +19,7 @@ PLACES = [(cause, place) for cause, places in shown_in(str(ROOT)).items() for pl
 def causes():
     """The first word of each pair that a rule of the library returns or yields."""
     found = set()
-    for name in ("links", "patterns", "comparison"):
+    for name in ("links", "patterns", "recorded_pattern", "comparison"):
         tree = ast.parse((ROOT / "lib" / "doctor" / "numbers" / f"{name}.py").read_text(encoding="utf-8"))
         for node in ast.walk(tree):
             if isinstance(node, ast.Return | ast.Yield) and isinstance(node.value, ast.Tuple):

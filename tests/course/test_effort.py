@@ -62,8 +62,10 @@ TITLE = '<p class="kick">Chapter 3</p>\n\n# X\n\n<p class="facts">1 minutes, a f
 LINK = "[Naive](../chapters/03_data_parallelism.ipynb#naive)"
 
 
-def notebook(task=f"From {LINK}.", answer="    pass\n", points=2, shown=()):
-    solution = new_code_cell(f"def f():\n    ### BEGIN SOLUTION\n{answer}    ### END SOLUTION")
+def notebook(task=f"From {LINK}.", answer="    pass\n", points=2, shown=(), below=""):
+    solution = new_code_cell(
+        f'def f():\n    """One."""\n    ### BEGIN SOLUTION\n{answer}    ### END SOLUTION\n{below}'
+    )
     solution.metadata["nbgrader"] = {**MARKS, "solution": True, "grade": False}
     check = new_code_cell('check("03.1", f)')
     check.metadata["nbgrader"] = {**MARKS, "solution": False, "grade": True, "points": points}
@@ -81,6 +83,9 @@ def notebook(task=f"From {LINK}.", answer="    pass\n", points=2, shown=()):
         ({"task": LINK + " word" * 197}, 10),  # 6 + 5, with the words of the heading and the link
         ({"answer": "    pass\n" * 30}, 10),  # 6 + 5
         ({"task": f"{LINK}\n\n```python\n" + "x = 1\n" * 15 + "```"}, 10),  # 6 + 5
+        ({"below": "".join(f"    x = {k}\n" for k in range(15))}, 10),  # 6 + 5, as they are read
+        ({"below": "    # A remark.\n" * 15}, 5),
+        ({"answer": "    x = 1\n" * 30, "below": "    x = 1\n"}, 5),  # 6, as the line is there
         ({"shown": ["print(1)"]}, 10),  # 6 + 5
         ({"points": 0}, 5),  # never less
     ],
@@ -88,6 +93,26 @@ def notebook(task=f"From {LINK}.", answer="    pass\n", points=2, shown=()):
 def test_minutes_are_by_the_formula_that_is_printed(how, minutes):
     (task,) = effort.tasks(notebook(**how))
     assert task.minutes == minutes
+
+
+def test_the_code_around_an_answer_is_counted_without_heads_and_remarks():
+    stub = """class A:
+    '''A text.'''
+
+    @staticmethod
+    def forward(x):
+        if x:
+            return x  # 2 lines
+        ### BEGIN SOLUTION
+        y = x
+        ### END SOLUTION
+
+    def b(self, x):
+        return [
+            x
+        ]
+"""
+    assert effort.given_lines(stub) == ["if x:", "return x  # 2 lines", "return [", "x", "]"]
 
 
 def test_the_sentence_has_the_numbers_of_the_formula():

@@ -108,6 +108,19 @@ def test_the_chapter_counts_them():
 
 
 ALL_AXES = [Layout(2, 2, 2, microbatches=2), Layout(2, 2, 2, microbatches=2, sequence_parallel=True)]
+SAYS = {  # of the first step
+    "clip counts copies": (
+        "loss and gradients are right",
+        "it is 1.243 of the right one: copies are counted several",
+    ),
+    "loss divided by the local count": (
+        "and on the ranks 64, 64, 64, 64, 128, 128, 128, 128: each divides by a count",
+    ),
+    "norms not summed over tp": ("the loss is right, so forward is", "the sum along tp is missing in all"),
+    "tied halves added after the clip": ("it is 0.9056 of the right one: some shards, or terms of a sum",),
+    "dp group along the wrong axis": ("the loss is right, so forward is", "the sum along dp is missing in blocks.0"),
+    "dropout equal over dp": ("the first module with a different output is embed.dropout, so forward",),
+}
 OF_ITS_BLOCK = ["norms not summed over tp", "dropout equal over dp"]
 
 
@@ -121,7 +134,7 @@ def with_mistakes(world, config, mistakes):
 
 @pytest.mark.thorough("eight ranks", keep=1)
 @pytest.mark.parametrize(("family", "mistakes"), [("Llama", OF_ITS_BLOCK), ("GPT-2", list(MISTAKES))])
-def test_each_classic_mistake_is_seen(family, mistakes, say):
+def test_each_classic_mistake_is_seen_and_said(family, mistakes, say):
     """With dropout: its masks, too, are those of one process."""
     found = run(with_mistakes, 8, replace(FAMILIES[family], dropout=0.2), mistakes, timeout_s=600)[0]
     assert all(one.holds() for one in found.pop("none"))
@@ -130,3 +143,5 @@ def test_each_classic_mistake_is_seen(family, mistakes, say):
         seen = [one for one in (whole, slices) if not one.holds()]
         assert len(seen) == 2 or mistake == "norms not summed over tp" and seen == [slices]
         assert all(max(one) > 1e-6 for one in seen), "far above rounding"
+        for one, words in product(seen, ("step 1: ", *SAYS[mistake])):
+            assert words in one.difference, (mistake, one.difference)

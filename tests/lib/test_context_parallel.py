@@ -421,7 +421,27 @@ def with_mistakes(world):
     return found
 
 
-def test_each_classic_mistake_is_seen(say):
+ATTENTION = "the first module with a different output is blocks.0.attention.heads"
+SAYS = {  # of the first step, in each order of tokens
+    "positions from 0 on each rank": ("the loss is 2.83509 in one process", ATTENTION, "without a common factor"),
+    "targets shifted inside the rank": ("its count of targets is 71 instead of 79: some targets are lost",),
+    "loss divided by the count of the rank": ("and on the ranks", "each divides by a count of its own"),
+    "gradients averaged over cp": (
+        "the loss is right",
+        "of the gradients all tensors: one factor, 0.5 (1 / the size of cp): a mean where there should be a sum",
+    ),
+    "blocks averaged, not merged": ("the loss is 2.83509 in one process", ATTENTION, "without a common factor"),
+    "stale keys and values in backward": (
+        "the loss is right, so forward is",
+        "everything up to blocks.2.attention.qkv.weight, and nothing after it",
+        "from blocks.2.attention.out.weight on all are right",
+    ),
+}
+
+
+def test_each_classic_mistake_is_seen_and_said(say):
     for mistake, found in run(with_mistakes, 2)[0].items():
-        say(f"{mistake}: {min(max(apart) for apart in found):.1g} or more")
+        say(f"{mistake}: {min(max(apart) for apart in found):.1g} or more; {found[0].difference}")
         assert not any(apart.holds() for apart in found) and all(max(apart) > 1e-6 for apart in found), mistake
+        for apart, words in product(found, ("step 1: ", *SAYS[mistake])):
+            assert words in apart.difference, (mistake, apart.difference)

@@ -21,7 +21,7 @@ from lib.layout import Layout
 from lib.memory import MemoryTracker
 from lib.model import GPTConfig, Heads
 from lib.planner import Plan, step_traffic
-from lib.planner.plan import bytes_out_of_a_node
+from lib.planner.plan_messages import bytes_out_of_a_node
 from lib.runtime import pending
 from lib.train import main
 from tests.lib.test_plan import ALL, LLAMA, SMALL, TINY, differences, wrong_peaks

@@ -13,8 +13,9 @@ from lib.layout import Layout
 from lib.model import GPTConfig
 from lib.planner import Choices, Cluster, Layout4D, Plan, Stack, Training, best_layouts, step_traffic
 from lib.planner.__main__ import main
+from lib.planner.plan_report import report_of_plan
 from lib.planner.refusals import refusal
-from lib.planner.report import report_of_layout, report_of_plan
+from lib.planner.report import report_of_layout
 from lib.planner.search import all_layouts
 from lib.planner.seconds import Seconds
 from lib.planner.training import GPUS, PRESET_MODELS, stack_for

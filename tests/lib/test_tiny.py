@@ -21,7 +21,8 @@ import torch.distributed as dist
 from torch.nn.functional import pad
 
 from lib import run, trace
-from lib.lab.certificate import ADAMW, Apart, _twin_steps, certify
+from lib.lab.certificate import Apart, certify
+from lib.lab.twin import ADAMW, twin_steps
 from lib.launch import HangError, RankError
 from lib.layout import Layout
 from lib.mesh import Mesh, MeshShape
@@ -103,7 +104,7 @@ def certified(world, text, which, with_lib=False):
         if here.num_layers not in twins:
             twin = twin_of(here.num_layers)
             start = {name: p.detach().clone() for name, p in twin.named_parameters()}
-            twins[here.num_layers] = start, list(_twin_steps(twin, list(batches()), MAX_NORM))
+            twins[here.num_layers] = start, list(twin_steps(twin, list(batches()), MAX_NORM))
         found.append(_apart(tiny, here, *twins[here.num_layers]))
         if with_lib:
             found += certify(world, [here.in_lib], twin_of(here.num_layers), list(batches()), MAX_NORM)

@@ -222,10 +222,13 @@ def test_a_layout_certifies_itself_from_the_terminal(capsys, monkeypatch):
     assert left.value.code == 0
     apart = re.findall(r"\de[-+]\d+", capsys.readouterr().out)
     assert len(apart) == 3 and all(float(number) < 1e-8 for number in apart)
-    monkeypatch.setattr(train_module, "certify_run", lambda world, config: Apart(1e-16, 1e-9, 1e-16))
+    apart = Apart(1e-16, 1e-9, 1e-16)
+    apart.difference = "step 1: of the gradients all tensors"
+    monkeypatch.setattr(train_module, "certify_run", lambda world, config: apart)
     with pytest.raises(SystemExit) as left:
         main([*FLAGS.split(), "--certify"])
-    assert left.value.code == 1 and "gradient 1e-09" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert left.value.code == 1 and "gradient 1e-09" in said and f"the first difference: {apart.difference}" in said
 
 
 @pytest.mark.thorough("five runs, of two processes or one")

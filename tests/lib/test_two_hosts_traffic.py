@@ -10,7 +10,7 @@ from statistics import median
 import pytest
 
 from lib.layout import Layout
-from lib.planner.plan import bytes_out_of_a_node
+from lib.planner.plan_messages import bytes_out_of_a_node
 from lib.train import planned
 from lib.training.config import TrainConfig
 from tests.lib.hosts import ADDRESSES

@@ -37,13 +37,17 @@ def reference(given):
 
 
 def take_zigzag(tokens, group):
+    size = (tokens.shape[1] - 1) // (2 * group.size)
+
+    def chunk(x, c):
+        return x[..., c * size : (c + 1) * size]
+
     inputs, targets = tokens[:, :-1], tokens[:, 1:]
     positions = torch.arange(inputs.shape[1])
+    late = 2 * group.size - 1 - group.rank
 
     def mine(x):
-        chunks = x.chunk(2 * group.size, dim=-1)
-        late = 2 * group.size - 1 - group.rank
-        return torch.cat([chunks[group.rank], chunks[late]], dim=-1)
+        return torch.cat([chunk(x, group.rank), chunk(x, late)], dim=-1)
 
     return mine(inputs), mine(targets), mine(positions)
 
@@ -70,7 +74,7 @@ def shifted_inside(mine, last=-100):
 
 
 MISTAKES = """
-[chunks[group.rank], chunks[late]] => [chunks[2 * group.rank], chunks[2 * group.rank + 1]]
+[chunk(x, group.rank), chunk(x, late)] => [chunk(x, 2 * group.rank), chunk(x, 2 * group.rank + 1)]
     Your rank has two neighbouring chunks: consecutive tokens. The last rank then computes almost twice the mean.
         Take chunk r and its mirror image, chunk 2n - 1 - r.
 late = 2 * group.size - 1 - group.rank => late = group.rank + group.size
@@ -80,10 +84,10 @@ late = 2 * group.size - 1 - group.rank => late = 2 * group.size - 2 - group.rank
 or late = 2 * group.size - 1 - group.rank => late = (2 * group.size - group.rank) % (2 * group.size)
     Your second chunk is next to the right one. Chunks are counted from 0, so the last of 2n is 2n - 1.
         Rank r has the chunks r and 2n - 1 - r.
-[chunks[group.rank], chunks[late]] => [chunks[late], chunks[group.rank]]
+[chunk(x, group.rank), chunk(x, late)] => [chunk(x, late), chunk(x, group.rank)]
     Your rank has the right tokens, the late chunk first.
         Put the early chunk first, in all three results.
-return torch.cat([chunks[group.rank], chunks[late]], dim=-1) => return x[..., group.rank :: group.size]
+return torch.cat([chunk(x, group.rank), chunk(x, late)], dim=-1) => return x[..., group.rank :: group.size]
     You deal the tokens out, every n-th to a rank: striped order.
         Zig-zag order has two chunks of consecutive tokens.
 in targets:
@@ -129,4 +133,4 @@ returns result[::-1]
         Return inputs, targets, positions.
 """
 
-EXERCISE = exercise(globals(), points=2, right=(take_zigzag, by_positions, by_the_library))
+EXERCISE = exercise(globals(), points=1, right=(take_zigzag, by_positions, by_the_library))

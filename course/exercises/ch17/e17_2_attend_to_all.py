@@ -32,26 +32,28 @@ def reference(given):
     return [{name: x.chunk(n, 2)[rank] for name, x in found.items()} for rank in range(n)]
 
 
+class Gather(torch.autograd.Function):
+    """The tokens of all ranks, in the order of the ranks."""
+
+    @staticmethod
+    def forward(ctx, x):
+        parts = [torch.empty_like(x) for _ in range(dist.get_world_size())]
+        dist.all_gather(parts, x)
+        return torch.cat(parts, dim=2)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        parts = gradient.chunk(dist.get_world_size(), dim=2)
+        mine = gradient.new_empty(parts[0].shape)
+        dist.reduce_scatter(mine, [part.contiguous() for part in parts])
+        return mine
+
+
 def attend_to_all(q, k, v):
-    n, rank, t = dist.get_world_size(), dist.get_rank(), q.shape[2]
-
-    class Gather(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            parts = [torch.empty_like(x) for _ in range(n)]
-            dist.all_gather(parts, x)
-            return torch.cat(parts, dim=2)
-
-        @staticmethod
-        def backward(ctx, gradient):
-            parts = [part.contiguous() for part in gradient.chunk(n, dim=2)]
-            mine = torch.empty_like(parts[0])
-            dist.reduce_scatter(mine, parts)
-            return mine
-
-    k, v = Gather.apply(torch.cat([k, v], dim=1)).chunk(2, dim=1)
-    queries = rank * t + torch.arange(t)
-    seen = torch.arange(n * t) <= queries[:, None]
+    k, v = Gather.apply(k), Gather.apply(v)
+    t = q.shape[2]
+    queries = dist.get_rank() * t + torch.arange(t)
+    seen = torch.arange(k.shape[2]) <= queries[:, None]
     return attend(q, k, v, attn_mask=seen, enable_gqa=True)
 
 
@@ -131,29 +133,37 @@ def without_graph(k, v):
     return [x.detach() for x in with_own_part(k, v)]
 
 
+ALSO_RIGHT = """
+parts = gradient.chunk(dist.get_world_size(), dim=2) => total = gradient.clone(memory_format=torch.contiguous_format)
+mine = gradient.new_empty(parts[0].shape) => dist.all_reduce(total)
+dist.reduce_scatter(mine, [part.contiguous() for part in parts]) => n, rank = dist.get_world_size(), dist.get_rank()
+return mine => return total.chunk(n, dim=2)[rank]
+    All gradients are summed, and the rank takes its tokens: twice the bytes.
+"""
+
 MISTAKES = """
-k, v = Gather.apply(torch.cat([k, v], dim=1)).chunk(2, dim=1) => k, v = without_graph(k, v)
+k, v = Gather.apply(k), Gather.apply(v) => k, v = without_graph(k, v)
     y is right, and no gradient reaches the keys and values: dist.all_gather is unknown to autograd.
         Gather in a torch.autograd.Function, whose backward sums the ranks' gradients and cuts.
-k, v = Gather.apply(torch.cat([k, v], dim=1)).chunk(2, dim=1) => k, v = with_own_part(k, v)
-or dist.reduce_scatter(mine, parts) => mine.copy_(parts[rank])
+k, v = Gather.apply(k), Gather.apply(v) => k, v = with_own_part(k, v)
+or dist.reduce_scatter(mine, [part.contiguous() for part in parts]) => mine = parts[dist.get_rank()]
     y is right, and the gradients of keys and values come from this rank's queries alone. Later queries are on the
     ranks after this, and each has a term for your keys.
         Sum the terms of all ranks: a gather in forward is a reduce-scatter in backward.
-dist.reduce_scatter(mine, parts) => dist.reduce_scatter(mine, parts, dist.ReduceOp.AVG)
-or dist.reduce_scatter(mine, parts) => dist.reduce_scatter(mine, parts); mine /= n
+[part.contiguous() for part in parts]) => [part.contiguous() for part in parts], dist.ReduceOp.AVG)
+or return mine => return mine / dist.get_world_size()
     y is right, and the gradients of keys and values are means over the ranks. The ranks have different queries of one
     sequence, and not replicas.
         Their terms add up: sum.
-dist.reduce_scatter(mine, parts) => dist.reduce_scatter(mine, parts); dist.all_reduce(mine)
+return mine => dist.all_reduce(mine); return mine
     The gradients of keys and values are summed twice: the second sum mixes different tokens.
         After the reduce-scatter a rank has the full gradient of its own tokens.
 in gradient of k, gradient of v:
-dist.reduce_scatter(mine, parts) => dist.reduce_scatter(mine, parts[::-1])
+[part.contiguous() for part in parts] => [part.contiguous() for part in parts[::-1]]
     The gradients are summed, and each rank gets those of a different rank's tokens.
         The r-th part of the gradient belongs to rank r, as in forward.
 in all:
-queries = rank * t + torch.arange(t) => queries = torch.arange(t)
+queries = dist.get_rank() * t + torch.arange(t) => queries = torch.arange(t)
 or attend(q, k, v, attn_mask=seen, enable_gqa=True) => attend(q, k, v, is_causal=True, enable_gqa=True)
     Your mask takes the first query of each rank for the first of the sequence (is_causal=True also does so).
         Query i of rank r is at position r · T/n + i, and attends to the keys up to there.
@@ -163,14 +173,14 @@ attend(q, k, v, attn_mask=seen, enable_gqa=True) => attend(q, k, v, enable_gqa=T
 <= queries[:, None] => < queries[:, None]
     Your queries do not attend to the key of their position, and the first query has no key.
         A query attends to its own position as well: at most, and not less than.
-queries = rank * t + torch.arange(t) => queries = rank * t + torch.arange(t) * 0 + t - 1
+torch.arange(t) => torch.arange(t) * 0 + t - 1
     Your queries attend to all keys of this rank, also to later keys.
         The mask has a row for each query.
-k, v = Gather.apply(torch.cat([k, v], dim=1)).chunk(2, dim=1) =>
-seen = torch.arange(n * t) <= queries[:, None] => seen = torch.ones(t, t, dtype=torch.bool).tril()
+k, v = Gather.apply(k), Gather.apply(v) =>
+seen = torch.arange(k.shape[2]) <= queries[:, None] => seen = torch.ones(t, t, dtype=torch.bool).tril()
     Your queries attend to the keys of this rank alone: nothing is gathered.
         They attend to all earlier tokens, also those of the ranks before.
-return torch.cat(parts, dim=2) => return torch.cat(parts[rank:] + parts[:rank], dim=2)
+return torch.cat(parts, dim=2) => rank = dist.get_rank(); return torch.cat(parts[rank:] + parts[:rank], dim=2)
     You put this rank's own keys first, and the mask counts from the beginning of the sequence.
         Concatenate in the order of the ranks.
 attend(q, k, v, attn_mask=seen, enable_gqa=True) => attend(q, k, v, attn_mask=seen, enable_gqa=True, scale=1.0)
@@ -181,4 +191,4 @@ attend(q, k, v, attn_mask=seen, enable_gqa=True) => attend(q, *(x.repeat(1, 3, 1
         Repeat each head: repeat_interleave, or enable_gqa=True.
 """
 
-EXERCISE = exercise(globals(), points=2, right=(attend_to_all, by_heads, by_sums))
+EXERCISE = exercise(globals(), points=1, right=(attend_to_all, by_heads, by_sums), edited=(attend_to_all, Gather))

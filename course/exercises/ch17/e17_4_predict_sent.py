@@ -82,14 +82,15 @@ def right_bytes(way, n, rows, tokens, heads, kv_heads, width):
 
 
 def predict_sent(way, n, rows, tokens, heads, kv_heads, width):
-    element_bytes = 4
-    a_head = rows * (tokens / n) * width * element_bytes
-    if way == "ulysses":
-        copied = max(kv_heads, n)
-        exchanged = 2 * (heads + copied) * a_head * (n - 1) / n
-        return exchanged, exchanged
-    forward = 2 * kv_heads * a_head * (n - 1)
-    return forward, forward * (2 if way == "ring" else 1)
+    a_head = 4 * rows * (tokens / n) * width
+    gathered = 2 * kv_heads * a_head * (n - 1)
+    if way == "gather":
+        return gathered, gathered
+    if way == "ring":
+        return gathered, 2 * gathered
+    copied = max(kv_heads, n)
+    exchanged = 2 * (heads + copied) * a_head * (n - 1) / n
+    return exchanged, exchanged
 
 
 def in_units(way, n, rows, tokens, heads, kv_heads, width):
@@ -105,33 +106,22 @@ def in_units(way, n, rows, tokens, heads, kv_heads, width):
 
 
 MISTAKES = """
-return forward, forward * (2 if way == "ring" else 1) => return forward, forward
+return gathered, 2 * gathered => return gathered, gathered
     Your ring's backward sends as much as its forward. The keys and values go around again, because they were not
     kept, and with each block travels its gradient.
         Count both: twice as much as forward.
-return forward, forward * (2 if way == "ring" else 1) => return forward, forward * 2
-    Your gather's backward sends twice as much as its forward. The gathered keys and values were kept, and their
-    gradients need one reduce-scatter.
-        It sends as much as the gather. (An all-reduce would send twice as much.)
-return forward, forward * (2 if way == "ring" else 1) => return forward, forward * (3 if way == "ring" else 1)
+return gathered, 2 * gathered => return gathered, 3 * gathered
     Your backward of the ring has three rounds. Both directions together have three.
         Return forward and backward apart: one round, then two.
-a_head = rows * (tokens / n) * width * element_bytes => a_head = rows * tokens * width * element_bytes
-    You count keys and values of the full sequence in each message. A message has T/n tokens.
-        Divide the tokens by n.
-forward = 2 * kv_heads * a_head * (n - 1) => forward = 2 * kv_heads * a_head * n
-    You count n messages of keys and values. A rank has its own already.
+return gathered, 2 * gathered => return gathered * n / (n - 1), 2 * gathered * n / (n - 1)
+    Your ring makes n hops in a round. A rank has its own keys and values already.
         n - 1 blocks arrive, and n - 1 are sent on.
-forward = 2 * kv_heads * a_head * (n - 1) => forward = 2 * kv_heads * a_head * (n - 1) / n
-    For the ring and the gather you count n times too little: a rank sends its block, or one of a neighbour, n - 1
-    times, and not a fraction of it.
+return gathered, 2 * gathered => return gathered / n, 2 * gathered / n
+    For the ring you count n times too little: a rank sends a full block in each hop, and not a fraction of it.
         The factor (n - 1)/n belongs to the keys and values of the full sequence.
-forward = 2 * kv_heads * a_head * (n - 1) => forward = 2 * heads * a_head * (n - 1)
-    For the ring and the gather you count a head of keys for each query head.
-        Only K heads travel, for any number of queries.
-forward = 2 * kv_heads * a_head * (n - 1) => forward = kv_heads * a_head * (n - 1)
-    For the ring and the gather you count keys or values.
-        Both travel: factor 2.
+return gathered, 2 * gathered => return 2 * gathered, gathered
+    Your two numbers for the ring are in the reverse order.
+        Return forward first.
 copied = max(kv_heads, n) => copied = kv_heads
     With fewer heads of keys than ranks, Ulysses cannot give each rank one. You count K of them.
         They are copied until there are n, and the copies are sent as well: max(K, n).
@@ -157,16 +147,6 @@ in ulysses: return exchanged, exchanged => return exchanged, 0
     You have no backward for Ulysses. The gradients of the output, queries, keys and values are
     exchanged.
         Each exchange has one in backward, the reverse.
-element_bytes = 4 => element_bytes = 2
-    You count 2 bytes for an element.
-        The run is in float32: 4 bytes.
-returns sum(result)
-or returns [sum(result), sum(result)]
-    You return forward and backward together.
-        Return two numbers: forward, backward.
-returns result[::-1]
-    Your two numbers are in the reverse order.
-        Return forward first.
 """
 
-EXERCISE = exercise(globals(), points=2, right=(predict_sent, in_units))
+EXERCISE = exercise(globals(), points=1, right=(predict_sent, in_units))

@@ -8,8 +8,7 @@ from torch.nn.functional import scaled_dot_product_attention as attend
 from course.check.edits import exercise
 from course.check.exercise import drawn, everywhere, random
 from lib import comm
-from lib.conjugate import all_gather_reduce_scatter
-from lib.context_parallel.attention import ulysses_attention
+from lib.context_parallel.attention import gather_attention, ulysses_attention
 from lib.model import rotary
 
 ROWS, TOKENS, HEAD, WORDS = 2, 6, 4, 5  # TOKENS of each rank, features of a head
@@ -47,15 +46,11 @@ def reference(given):
 
 
 def mended_step(x, targets, W, world):
-    t = x.shape[1]
-    places = torch.arange(t) + world.rank * t
+    places = torch.arange(x.shape[1]) + world.rank * x.shape[1]
     q, k, v = (x @ W["qkv"].T).unflatten(-1, (3, -1, 4)).unbind(2)
     q, k = rotary(q, places), rotary(k, places)
-    k, v = (all_gather_reduce_scatter(y, world, 1) for y in (k, v))
     q, k, v = (y.transpose(1, 2) for y in (q, k, v))
-    seen = torch.arange(world.size * t) <= places[:, None]
-    y = attend(q, k, v, attn_mask=seen).transpose(1, 2).flatten(2)
-
+    y = gather_attention(q, k, v, world).transpose(1, 2).flatten(2)
     logits = (y @ W["head"].T).flatten(0, 1)
     count = comm.all_reduce((targets != -100).sum(), world)
     loss = cross_entropy(logits, targets.flatten(), reduction="sum") / count
@@ -94,15 +89,13 @@ return comm.all_reduce(loss.detach(), world) => return comm.all_reduce(loss.deta
     The means stay, and the factor n is in the loss.
 """
 
-FROM_0 = "places = torch.arange(t) + world.rank * t => places = torch.arange(t)"
-MASK = "<= places[:, None] => <= (torch.arange(t) + world.rank * t)[:, None]"
+FROM_0 = "torch.arange(x.shape[1]) + world.rank * x.shape[1] => torch.arange(x.shape[1])"
 OF_MEANS = """reduction="sum") / count => reduction="mean")
 p.grad = comm.all_reduce(p.grad, world) => p.grad = comm.all_reduce(p.grad, world, op="mean")
 return comm.all_reduce(loss.detach(), world) => return comm.all_reduce(loss.detach(), world, op="mean")"""
 
 MISTAKES = f"""
 {FROM_0}
-{MASK}
 {OF_MEANS}
     Both mistakes are still in it. One is in what attention computes: it is seen where every target counts, too. The
     second is in the loss: it is seen only where ranks count different numbers of targets.
@@ -112,25 +105,16 @@ MISTAKES = f"""
     token counts for more on a rank where fewer count.
         Divide each rank's sum by the count of all ranks, and add up losses and gradients.
 {FROM_0}
-{MASK}
     The loss is a mean over all tokens now. Rotary positions still begin at 0 on each rank: a query is as far from the
     first key of a different rank as from the first of its own.
         Turn queries and keys by their places in the full sequence.
-{FROM_0}
-or {FROM_0}
-{OF_MEANS}
-    The mask was right, and now it counts from 0 on each rank as well.
-        Queries begin at rank · t, in the mask and in the rotation.
-q, k = rotary(q, places), rotary(k, places) => q, k = rotary(q, places), rotary(k, torch.arange(t))
-or q, k = rotary(q, places), rotary(k, places) => q, k = rotary(q, torch.arange(t)), rotary(k, places)
+q, k = rotary(q, places), rotary(k, places) => q, k = rotary(q, places), rotary(k, places - places[0])
+or q, k = rotary(q, places), rotary(k, places) => q, k = rotary(q, places - places[0]), rotary(k, places)
     Of queries and keys you turn one by its place in the full sequence, and the second still from 0.
         Both need it: their product depends on the distance.
 q, k = rotary(q, places), rotary(k, places) =>
     Nothing is rotated any more: attention does not know the order of the tokens.
         Turn queries and keys by their places in the full sequence.
-k, v = (all_gather_reduce_scatter(y, world, 1) for y in (k, v)) => k, v = (comm.all_gather(y, world, 1) for y in (k, v))
-    The loss is right, and no gradient goes back through the gathered keys and values.
-        all_gather_reduce_scatter was right.
 reduction="sum") / count => reduction="sum") / count * world.size
     Loss and gradients are n times too large: a rank's sum, divided by the mean count of the ranks, and then added up.
         Divide by the count of all ranks.

@@ -17,9 +17,7 @@ def inputs(generator, n):
     """Forward is right: its output and log-sum-exp are those of one process."""
     given = drawn(generator, n, {}, dict.fromkeys(("q", "k", "v", "d_o"), (ROWS, HEADS, TOKENS, WIDTH)))
     q, k, v = (torch.cat([g[name] for g in given], 2) for name in "qkv")
-    scores = q @ k.mT / WIDTH**0.5
-    scores = scores.masked_fill(torch.ones_like(scores[0, 0]).triu(1).bool(), -torch.inf)
-    both = {"o": scores.softmax(-1) @ v, "lse": scores.logsumexp(-1)}
+    both = {"o": attend(q, k, v, scale=1), "lse": (q @ k.mT).logsumexp(-1)}
     parts = {name: x.chunk(n, 2) for name, x in both.items()}
     return [g | {name: part[rank] for name, part in parts.items()} for rank, g in enumerate(given)]
 
@@ -32,27 +30,19 @@ def body(answer, group, given):
 def reference(given):
     q, k, v, d_o = (torch.cat([g[name] for g in given], 2) for name in ("q", "k", "v", "d_o"))
     leaves = [x.requires_grad_() for x in (q, k, v)]
-    grads = torch.autograd.grad(attend(*leaves, is_causal=True), leaves, d_o)
+    grads = torch.autograd.grad(attend(*leaves, scale=1), leaves, d_o)
     of_ranks = zip(*(x.chunk(len(given), 2) for x in grads), strict=True)
     return [{"what was returned": "3 results"} | dict(zip(NAMES, mine, strict=True)) for mine in of_ranks]
 
 
 def ring_backward(q, k, v, o, lse, d_o, group):
-    rank, n, t = group.rank, group.size, q.shape[2]
-    kv = torch.stack([k, v])
-    d_q, d_kv = torch.zeros_like(q), torch.zeros_like(kv)
-    share = (d_o * o).sum(-1, keepdim=True)
-    for step in range(n):
-        owner = (rank - step) % n
-        key, value = kv
-        scores = q @ key.mT / q.shape[-1] ** 0.5
-        keys, queries = torch.arange(t) + owner * t, torch.arange(t) + rank * t
-        scores = scores.masked_fill(keys > queries[:, None], -torch.inf)
-        weights = (scores - lse[..., None]).exp()
-        d_weights = d_o @ value.mT
-        d_scores = weights * (d_weights - share) / q.shape[-1] ** 0.5
-        d_q += d_scores @ key
-        d_kv += torch.stack([d_scores.mT @ q, weights.mT @ d_o])
+    kv, d_q, d_kv = torch.stack([k, v]), 0, 0
+    for _ in range(group.size):
+        k, v = kv
+        P = (q @ k.mT - lse[..., None]).exp()
+        dS = P * (d_o @ v.mT - (d_o * o).sum(-1, keepdim=True))
+        d_q = d_q + dS @ k
+        d_kv = d_kv + torch.stack([dS.mT @ q, P.mT @ d_o])
         kv, d_kv = comm.shift(kv, group), comm.shift(d_kv, group)
     return d_q, *d_kv
 
@@ -61,58 +51,53 @@ def by_autograd(q, k, v, o, lse, d_o, group):
     """A gather, and autograd: forward is computed again."""
     leaves = [x.requires_grad_() for x in (q, k, v)]
     k, v = (all_gather_reduce_scatter(x, group, 2) for x in (k, v))
-    queries = torch.arange(q.shape[2]) + group.rank * q.shape[2]
-    y = attend(q, k, v, attn_mask=torch.arange(k.shape[2]) <= queries[:, None])
-    return torch.autograd.grad(y, leaves, d_o)
+    return torch.autograd.grad(attend(q, k, v, scale=1), leaves, d_o)
 
 
 def by_rows(q, k, v, o, lse, d_o, group):
     """All keys are gathered, and the sum of the softmax is taken as report B has it; a reduce-scatter at the end."""
     k, v = (comm.all_gather(x, group, 2) for x in (k, v))
-    queries = torch.arange(q.shape[2]) + group.rank * q.shape[2]
-    scores = (q @ k.mT / q.shape[-1] ** 0.5).masked_fill(torch.arange(k.shape[2]) > queries[:, None], -torch.inf)
-    P, dP = scores.softmax(-1), d_o @ v.mT
-    dS = P * (dP - (dP * P).sum(-1, keepdim=True)) / q.shape[-1] ** 0.5
+    P, dP = (q @ k.mT).softmax(-1), d_o @ v.mT
+    dS = P * (dP - (dP * P).sum(-1, keepdim=True))
     return [dS @ k, *(comm.reduce_scatter(x, group, 2) for x in (dS.mT @ q, P.mT @ d_o))]
 
 
 MISTAKES = """
-key, value = kv => key, value = k, v
+k, v = kv =>
     Every step still computes with this rank's own keys and values. The blocks of all ranks arrive, and are not
     used. In forward they were used, so the loss is right.
-        Take key and value from kv, which has just arrived.
-key, value = kv => key, value = k, v
-(d_weights - share) => (d_weights - (weights * d_weights).sum(-1, keepdim=True))
+        Take k and v from kv, which has just arrived.
+k, v = kv =>
+(d_o * o).sum(-1, keepdim=True) => (P * (d_o @ v.mT)).sum(-1, keepdim=True)
     You followed report B, and every step still computes with this rank's own keys and values. B is wrong: its sum goes
-    over all keys of a query, and `share` is this sum. Over the keys of one block it is something else.
-        Leave `share` as it was, and take key and value from kv, which has just arrived.
-(d_weights - share) => (d_weights - (weights * d_weights).sum(-1, keepdim=True))
+    over all keys of a query, and Σ dO · O is this sum. Over the keys of one block it is something else.
+        Leave the sum as it was, and take k and v from kv, which has just arrived.
+(d_o * o).sum(-1, keepdim=True) => (P * (d_o @ v.mT)).sum(-1, keepdim=True)
     The keys and values are right now, and you followed report B as well: you sum over the keys of one block. A softmax
-    was over all keys of a query. Its sum of P · dP is the sum of d_o · o, because o is the sum of P · v.
-        Leave `share` as it was.
-key, value = kv => key, value = kv[0], v
+    was over all keys of a query. Its sum of P · dP is the sum of dO · O, because O is the sum of P · V.
+        Leave the sum as it was.
+k, v = kv => k = kv[0]
     The keys of each block are right, and the values are still this rank's own.
         Take both from kv, which has just arrived.
-key, value = kv => key, value = k, kv[1]
+k, v = kv => v = kv[1]
     The values of each block are right, and the keys are still this rank's own.
         Take both from kv, which has just arrived.
-d_q += d_scores @ key => d_q += d_scores @ k
+k, v = kv => key, v = kv
+q @ k.mT => q @ key.mT
     The weights are right, and the gradient of q still comes from this rank's own keys.
         The gradient of a score goes to q through the key that it was computed with.
-key, value = kv => kv = comm.shift(kv, group); key, value = kv
+k, v = kv => kv = comm.shift(kv, group); k, v = kv
 kv, d_kv = comm.shift(kv, group), comm.shift(d_kv, group) => d_kv = comm.shift(d_kv, group)
-    Your keys are one hop too far on: the first block is from the rank before, and the mask is this rank's own.
+    Your keys are one hop ahead of their gradient: each rank ends with the gradient of the tokens of the rank before.
         Compute with the block that is here, then pass it on.
-owner = (rank - step) % n => owner = (rank + step) % n
-    You look for the owner `step` places further on. They come from the rank before.
-        After `step` hops the owner is still (rank - step) % n.
 kv, d_kv = comm.shift(kv, group), comm.shift(d_kv, group) => kv = comm.shift(kv, group)
     The gradient of keys and values does not travel: each rank adds up its terms for blocks of different ranks.
         Pass d_kv on with the block that it belongs to; after n hops it is at home.
-=> kv, d_kv = comm.shift(kv, group), comm.shift(d_kv, group) if step < n - 1 else d_kv
+for _ in range(group.size): => for hop in range(1, group.size + 1):
+comm.shift(d_kv, group) => comm.shift(d_kv, group) if hop < group.size else d_kv
     The gradient of keys and values makes one hop too few: each rank has the gradient of the next rank's tokens.
         After n hops it is at home.
-(scores - lse[..., None]).exp() => scores.softmax(-1).nan_to_num()
+(q @ k.mT - lse[..., None]).exp() => (q @ k.mT).softmax(-1)
     You divide the weights of each block by the sum of that block. Forward divided by the sum over all keys.
         Subtract lse again.
 return d_q, *d_kv => return d_q, *comm.all_reduce(d_kv, group)
@@ -124,4 +109,4 @@ return d_q, *d_kv => return comm.all_reduce(d_q, group), *d_kv
         Their gradient is complete.
 """
 
-EXERCISE = exercise(globals(), points=2, right=(ring_backward, by_autograd, by_rows))
+EXERCISE = exercise(globals(), points=1, right=(ring_backward, by_autograd, by_rows))

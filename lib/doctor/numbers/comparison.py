@@ -19,8 +19,9 @@ from lib.doctor.numbers.links import (
     of_options,
     of_weights,
 )
-from lib.doctor.numbers.patterns import Pattern, Said, said_of
+from lib.doctor.numbers.patterns import Said
 from lib.doctor.numbers.recorded_numbers import KINDS, Numbers
+from lib.doctor.numbers.recorded_pattern import said_of_sides
 from lib.doctor.numbers.share import Share, Sides, shares
 from lib.doctor.numbers.side_by_side import Side, check_same_model, shared_names
 from lib.runtime.words import counted, few
@@ -183,8 +184,10 @@ def _tensors(found: Comparison, sides: Sides, kind: str) -> list[Said]:
     for share in compared.shares:
         found.allowed[kind] = max(found.allowed.get(kind, 0.0), share.allowed)
     _excuse_atomics(found, sides, compared.shares)
-    pattern = Pattern(sides, kind, compared.shares)
-    said = list(of_weights(sides, compared.shares)) if kind == "weights" else said_of(pattern)
+    if kind == "weights":
+        said = list(of_weights(sides, compared.shares))
+    else:
+        said = said_of_sides(sides, kind, compared.shares)
     found.shares = compared.shares if said else []
     return said
 
@@ -222,7 +225,7 @@ def _loss(found: Comparison, sides: Sides) -> Iterator[Said]:
         yield "wrong terms", f"{text}; no gradients were recorded that could say more"
         return
     compared = shares(sides, "gradients").shares
-    said = said_of(Pattern(sides, "gradients", compared))
+    said = said_of_sides(sides, "gradients", compared)
     if not said:
         _once(
             found.remarks, f"step {sides.step + 1}: {text}, while the gradients are right: only this number differs"

@@ -7,12 +7,10 @@ certain first.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-import torch
-
-from lib.doctor.numbers.share import Share, Sides
+from lib.doctor.numbers.share import Share
 from lib.runtime.hang import named_ranks
 from lib.runtime.words import counted, few
 
@@ -27,6 +25,15 @@ LOSS_SCALE = 256  # factors of two from here on are no axis
 class Pattern:
     """The shares of one link of a step.
 
+    Args:
+        kind: of the tensors: gradients, clipped or updates.
+        shares: of all parts that were compared.
+        names: of the tensors, in the order of the model.
+        axes: of each rank: axis → (index, size).
+        step: its number, from 0.
+        were_gradients_right: of clipped gradients: whether they were compared before the clip.
+        rows_of: function from the name of a wrong tensor to words that say which of its rows differ.
+
     Attributes:
         sick: shares that differ.
         order: names of all tensors that were compared, in the order of the model.
@@ -34,18 +41,21 @@ class Pattern:
         sizes: axis → size, of axes with several ranks.
     """
 
-    sides: Sides
     kind: str
     shares: list[Share]
+    names: Sequence[str]
+    axes: Sequence[Mapping[str, tuple[int, int]]]
+    step: int = 0
+    were_gradients_right: bool = False
+    rows_of: Callable[[str], str] = lambda name: ""
 
     def __post_init__(self) -> None:
         self.sick = [share for share in self.shares if share.is_sick]
         compared = {share.name for share in self.shares}
-        self.order = [name for name in self.sides.right.names(self.kind) if name in compared]
+        self.order = [name for name in self.names if name in compared]
         wrong = {share.name for share in self.sick}
         self.bad = [name for name in self.order if name in wrong]
-        axes = self.sides.ours.run.ranks[0].axes
-        self.sizes = {axis: size for axis, (_, size) in axes.items() if size > 1}
+        self.sizes = {axis: size for axis, (_, size) in self.axes[0].items() if size > 1}
 
     @property
     def is_all(self) -> bool:
@@ -61,40 +71,10 @@ class Pattern:
 
 
 def said_of(pattern: Pattern) -> list[Said]:
-    """Cause and sentence for each difference; empty if nothing does."""
-    found = list(_missing(pattern))
+    """Cause and sentence of the first pattern that these shares have; empty if none differs."""
     if not pattern.sick:
-        return found
-    for rule in RULES:
-        if said := rule(pattern):
-            return [*found, said]
-    return [*found, _some(pattern)]
-
-
-def _missing(pattern: Pattern) -> Iterator[Said]:
-    """Tensors that only one of the two runs has."""
-    ours, right = pattern.sides.ours, pattern.sides.right
-    here = {(held.rank, held.name) for held in ours.held(pattern.kind)}
-    there = {held.name for held in right.held(pattern.kind) if held.part.square > 0}
-    without: dict[str, list[int]] = {}
-    for held in ours.held("weights"):
-        if held.name in there and (held.rank, held.name) not in here and held.part.region.numel:
-            without.setdefault(held.name, []).append(held.rank)
-    if without:
-        name, ranks = next(iter(without.items()))
-        yield (
-            "no gradient",
-            f"{counted(len(without), 'tensor')} without a gradient, such as {name} on {named_ranks(sorted(ranks))}, "
-            "where one process has one: frozen, unused, or cut off by a detach",
-        )
-    known = {held.name for held in right.held(pattern.kind)}
-    odd = [held.name for held in ours.held(pattern.kind) if held.name not in known and held.part.square > 0]
-    if odd:
-        yield (
-            "no gradient",
-            f"{counted(len({*odd}), 'tensor')} with a gradient, such as {odd[0]}, where one process has none: frozen "
-            "there, or unused",
-        )
+        return []
+    return [next((said for rule in RULES if (said := rule(pattern))), None) or _some(pattern)]
 
 
 def _not_finite(pattern: Pattern) -> Said | None:
@@ -170,7 +150,7 @@ def _adds_up(pattern: Pattern, axis: str, names: set[str]) -> str:
     groups: dict[tuple, dict[int, float]] = {}
     for share in pattern.shares:
         if share.name == name:
-            where = dict(pattern.sides.ours.run.ranks[share.rank].axes)
+            where = dict(pattern.axes[share.rank])
             index, _ = where.pop(axis)
             groups.setdefault(tuple(where.items()), {})[index] = share.share
     found = list(next(iter(groups.values())).values())
@@ -195,6 +175,8 @@ def _one_factor(pattern: Pattern) -> Said | None:
         return "clip", f"{text}: the clip"
     if pattern.kind == "updates":
         return "learning rate", f"{text}: the learning rate"
+    if 0 < factor < 1:
+        return "one factor", f"{text}: a mean where there should be a sum, a division too many, a wrong count"
     return (
         "one factor",
         f"{text}: a sum where there should be a mean, microbatches that are not divided, a wrong count",
@@ -248,8 +230,7 @@ def _narrow_sums(pattern: Pattern) -> Said | None:
 
 
 def _another_clip(pattern: Pattern) -> Said | None:
-    were_compared = pattern.sides.ours.held("gradients") and pattern.sides.right.held("gradients")
-    if pattern.kind != "clipped" or not were_compared:
+    if pattern.kind != "clipped" or not pattern.were_gradients_right:
         return None
     return (
         "clip",
@@ -270,7 +251,7 @@ def _another_optimizer(pattern: Pattern) -> Said | None:
 def _all_without_a_factor(pattern: Pattern) -> Said | None:
     if not pattern.is_all:
         return None
-    if pattern.sides.step:
+    if pattern.step:
         return (
             "stale gradients",
             "all tensors, no common factor, and step 1 was right: gradients of the step before were not cleared, or "
@@ -310,19 +291,5 @@ RULES: list[Callable[[Pattern], Said | None]] = [
 
 def _some(pattern: Pattern) -> Said:
     """Some tensors, and no other pattern: say which, and which of their rows."""
-    return "some rows", f"{pattern.who}: look where these are used: a mask, a tie, a bias{_rows_of(pattern)}"
-
-
-def _rows_of(pattern: Pattern) -> str:
-    """Which rows of the first wrong matrix differ, if few do."""
-    name, sides = pattern.bad[0], pattern.sides
-    shape = next(held.part.region.shape for held in sides.ours.held(pattern.kind) if held.name == name)
-    if len(shape) < 2 or not sides.ours.run.whole:
-        return ""
-    apart = sides.ours.vectors(pattern.kind)[name] - sides.right.vectors(pattern.kind)[name]
-    off = torch.linalg.vector_norm(apart.view(shape[0], -1), dim=1)
-    rows = (off > 0.1 * off.max()).nonzero().flatten().tolist()
-    if len(rows) >= 0.5 * shape[0]:
-        return ""
-    listed = ", ".join(map(str, rows[:6])) + ", …" * (len(rows) > 6)
-    return f"; of {name} only rows {listed} of {shape[0]} differ"
+    rows = pattern.rows_of(pattern.bad[0])
+    return "some rows", f"{pattern.who}: look where these are used: a mask, a tie, a bias{rows}"

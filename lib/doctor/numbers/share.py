@@ -8,6 +8,7 @@ most 2.4 times the distance of one process; with a mistake it is 44 times in bf1
 from __future__ import annotations
 
 import math
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import NamedTuple
@@ -15,7 +16,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lib.doctor.numbers.recorded_numbers import Numbers
 from lib.doctor.numbers.side_by_side import Held, Side
 
 TIMES = 5.0  # a layout may be so many times as far from the exact step as one process is
@@ -98,6 +98,15 @@ def rms(vector: Tensor) -> float:
     return vector.square().mean().sqrt().item() if len(vector) else 0.0
 
 
+class Copy(NamedTuple):
+    """Which elements of a tensor a rank holds, and a number that differs where they do."""
+
+    rank: int
+    name: str
+    region: Hashable
+    bits: Hashable
+
+
 class Compared(NamedTuple):
     """What was compared of one kind of tensors.
 
@@ -120,7 +129,8 @@ def shares(sides: Sides, kind: str) -> Compared:
     sizes = [rms(vector) for vector in truth.values()]
     usual = median([size for size in sizes if size] or [0.0])
     held_here = sides.ours.held(kind)
-    differ, same = copies_along(sides.ours.run, held_here)
+    copies = [Copy(held.rank, held.name, held.part.region, held.part.bits) for held in held_here]
+    differ, same = copies_along([rank.axes for rank in sides.ours.run.ranks], copies)
     for i, held in enumerate(held_here):
         if not held.part.region.numel or not _is_owned(sides, kind, held):
             continue
@@ -262,20 +272,26 @@ def _is_owned(sides: Sides, kind: str, held: Held) -> bool:
     return kind != "updates" or not options or held.own_name in options
 
 
-def copies_along(run: Numbers, parts: list[Held]) -> tuple[list[tuple[str, ...]], list[tuple[str, ...]]]:
-    """Of each part: the axes along which ranks that hold the same have different bits, and all such axes."""
+def copies_along(
+    axes: Sequence[Mapping[str, tuple[int, int]]], parts: Sequence[Copy]
+) -> tuple[list[tuple[str, ...]], list[tuple[str, ...]]]:
+    """Of each part: the axes along which ranks that hold the same have different bits, and all such axes.
+
+    Args:
+        axes: of each rank: axis → (index, size).
+    """
     lines: dict[tuple, list[int]] = {}  # parts that hold the same, on ranks that differ in one coordinate only
-    for i, held in enumerate(parts):
-        where = run.ranks[held.rank].axes
+    for i, part in enumerate(parts):
+        where = axes[part.rank]
         for axis in where:
             rest = tuple(place for name, place in where.items() if name != axis)
-            lines.setdefault((held.name, held.part.region, axis, rest), []).append(i)
+            lines.setdefault((part.name, part.region, axis, rest), []).append(i)
     differ: list[set[str]] = [set() for _ in parts]
     same: list[set[str]] = [set() for _ in parts]
     for (_, _, axis, _), line in lines.items():
         if len({parts[i].rank for i in line}) < 2:
             continue
-        varies = len({parts[i].part.bits for i in line}) > 1
+        varies = len({parts[i].bits for i in line}) > 1
         for i in line:
             same[i].add(axis)
             if varies:
