@@ -6,7 +6,7 @@ from course.check.edits import exercise
 from course.check.exercise import drawn, kind, several
 from lib.moe import ExpertOptions, Router
 
-TOKENS, WIDTH = 12, 6
+TOKENS, WIDTH = 60, 6
 SIZES = ((8, 2), (5, 3))  # E and k
 GRADIENT = "gradient of router"
 
@@ -17,7 +17,7 @@ def inputs(generator, n):
     for experts, k in SIZES:
         shapes = {"x": (TOKENS, WIDTH), "router": (experts, WIDTH), "bias": (experts,), "gradient": (TOKENS, experts)}
         (one,) = drawn(generator, 1, {}, shapes)
-        given[f"{experts} experts, k = {k}"] = one | {"bias": one["bias"].abs() / 4, "k": k}
+        given[f"{experts} experts, k = {k}"] = one | {"bias": one["bias"].abs() / 2, "k": k}
     return [given] * n
 
 
