@@ -131,9 +131,17 @@ def triangle() -> Iterator[Box]:
             yield 14 + 17 * keys, 11 * queries, 16, 10, RANKS[queries] if keys <= queries else "idle"
 
 
+def expert_loads() -> Iterator[Box]:
+    """Copies of tokens on the ranks of four experts: as many as chose each."""
+    for expert, load in enumerate((9, 5, 4, 14)):
+        for k in range(load):
+            yield 6 + 6 * k, 11 * expert, 5, 9, RANKS[expert]
+
+
 ICONS = (
     *(memory, collectives, copies, shards, lambda: shards(1), columns, tokens, stairs, lambda: stairs(True)),
     *(crossing, rounds, lambda: stairs(True, True), blocks, layouts, fingerprint, machines, triangle),
+    expert_loads,
 )
 SECOND_PAGES = {"10c": late}
 

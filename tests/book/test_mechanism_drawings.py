@@ -10,6 +10,7 @@ from book.figures import mechanisms
 from book.figures.mechanisms.context_ring import play_context_ring
 from book.figures.mechanisms.cuts import play_cuts
 from book.figures.mechanisms.deadlock import play_deadlock
+from book.figures.mechanisms.expert_flight import play_expert_flight
 from book.figures.mechanisms.fsdp_units import play_fsdp_units
 from book.figures.mechanisms.late_messages import play_late_messages
 from book.figures.mechanisms.memory_pour import play_memory_pour
@@ -36,6 +37,7 @@ PLAYED = [
     *((play_context_ring, n) for n in (2, 3, 4)),
     (play_cuts, CUTS),
     *((play_deadlock, MESSAGES[:n]) for n in (2, 3, 4)),
+    (play_expert_flight,),
     *((play_fsdp_units, sizes, n) for sizes in UNITS for n in (2, 4, 8)),
     *((play_late_messages, m, latency) for m, latency in ((6, 0.5), (4, 0.25))),
     *((play_memory_pour, "7B", room) for room in (80e9, 192e9)),

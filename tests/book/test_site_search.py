@@ -28,7 +28,7 @@ ASKED = {  # words → the end of the first address, or of one of the first thre
     "vram": FIT,
     "torchrun multi node": "chapters/16_on_a_cluster.html#the-same-program",
     "slurm": "chapters/16_on_a_cluster.html#the-same-program",
-    "moe": "chapters/15b_museum.html#the-loss-is-right-and-the-router-is-trained-with-a-different-gradient",
+    "moe": "chapters/18_experts.html#there-and-home",
     "flash attention": "chapters/01b_memory_deeper.html#fused-and-unfused-attention",
     "ring attention": "chapters/17_context_parallelism.html#around-a-ring",
     "long context": "chapters/17_context_parallelism.html#around-a-ring",
