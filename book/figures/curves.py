@@ -200,10 +200,10 @@ def draw_bars(
     y = canvas.head(title, [said.get(one, one) for one in legend(kinds, bool(outline))], left, width)
     for name, parts in rows.items():
         canvas.text(left - 10, y + 17.5, name, "end")
-        at = left
-        for kind in [k for k in kinds if parts.get(k)]:
+        at, shown = left, [k for k in kinds if parts.get(k)]
+        for kind in shown:
             ink, long, inside = KINDS[kind][0], values[name, kind] * scale, written(values[name, kind])
-            fits = text_width(inside, SMALLEST_PX) + 4 <= long and len(parts) > 1
+            fits = text_width(inside, SMALLEST_PX) + 4 <= long and len(shown) > 1
             if fits:
                 canvas.words_on(ink).text(at + long / 2, y + 17.5, inside)
             tip = "" if fits else f"{KINDS[kind][1]}: {inside} {unit}"

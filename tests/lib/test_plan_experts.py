@@ -15,7 +15,7 @@ from lib.expert_parallel.dispatch import Dispatch
 from lib.layout import Layout
 from lib.moe import Router, Routing
 from lib.planner import Plan, step_traffic
-from lib.planner.experts import ExpertLayout, ExpertTraining, rank_bytes
+from lib.planner.experts import ExpertLayout, ExpertTraining, exchanged_bytes, rank_bytes
 from lib.planner.peak import optimizer_bytes, parameter_bytes
 from lib.planner.plan_messages import bytes_out_of_a_node
 from lib.planner.plan_report import report_of_plan
@@ -172,13 +172,19 @@ def test_the_planner_has_the_same_states_of_experts_and_of_all_else(zero):
     assert states + gradients == pytest.approx(planned.experts + planned.replicated, rel=1e-3)  # counts of steps
 
 
+@pytest.mark.parametrize("tp", [1, 2])
 @pytest.mark.parametrize("recompute", ["none", "full"])
-def test_the_planner_sends_as_many_bytes_of_rows(recompute):
-    plan = Plan(SIZES, Layout(4, ep=2, microbatches=2, recompute=recompute), 8)
+def test_the_planner_sends_as_many_bytes_of_rows(recompute, tp):
+    """Along tp it counts as Megatron-LM sends: each rank the rows of its shard. The library gathers shards first."""
+    layout = Layout(4, tp=tp, ep=2, sequence_parallel=tp > 1, microbatches=2, recompute=recompute)
+    plan = Plan(SIZES, layout, 8)
     sends, tokens = 6 if recompute == "full" else 4, plan.rows * SIZES.context
     of_layer = dispatch_bytes(SHAPE, tokens, 2, sends=sends, itemsize=4)
     calls, sent = step_traffic(plan, 0)["all_to_all_rows", "ep"]
     assert (calls, sent) == (sends * 2 * 2, 2 * 2 * of_layer)  # two layers, two microbatches
+    of = ExpertTraining(SHAPE, Training(SHAPE.base, Cluster(GPUS["h100"], 4 * tp, 8), stack_for("megatron", "h100"), 8))
+    planned = exchanged_bytes(of, ExpertLayout(tp=tp, pp=1, dp=4, ep=2, recompute=recompute)).total
+    assert sent / 4 == tp * 2 * planned / 2  # float32 instead of bfloat16, in two blocks
 
 
 # ---- what it says ---------------------------------------------------------------------------------------------------

@@ -1,8 +1,8 @@
 """15.7: a router that trains, and not as in one process.
 
-In August 2026 a user of torchtitan read the gradients of a mixture of experts, parameter by parameter, on one, two and
-four tensor-parallel ranks. Loss curves looked normal. The five worst gradients were those of the five routers. In
-October 2025 a maintainer had fixed such a fault for the first time.
+In August 2026 a user of torchtitan read the gradients of a [mixture of experts](18_experts.ipynb), parameter by
+parameter, on one, two and four tensor-parallel ranks. Loss curves looked normal. The five worst gradients were those of
+the five routers. In October 2025 a maintainer had fixed such a fault for the first time.
 """
 
 import torch
@@ -27,7 +27,8 @@ CAUSE = """
 The experts are cut along tp. Each rank computes with a part of them, and what it sends back to their input and to the
 scores of the router is a partial sum. Forward needs no message there, but backward needs an all-reduce. torchtitan
 declares how such gradients are laid out. The layout was declared, but it was passed on only with expert
-parallelism, and the default says that each rank already has the full gradient. Now it is always passed on.
+parallelism, and the default says that each rank already has the full gradient. Now it is always passed on. A router has
+[a second gradient](../chapters/18_experts.ipynb#whose-gradient-is-it), of the balance loss, which must not be summed so.
 """
 FIELDS = {
     "loss": "of the whole batch, as logged",
