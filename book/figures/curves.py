@@ -203,7 +203,7 @@ def draw_bars(
         at, shown = left, [k for k in kinds if parts.get(k)]
         for kind in shown:
             ink, long, inside = KINDS[kind][0], values[name, kind] * scale, written(values[name, kind])
-            fits = text_width(inside, SMALLEST_PX) + 4 <= long and len(shown) > 1
+            fits = text_width(inside, SMALLEST_PX) + 12 <= long and len(shown) > 1
             if fits:
                 canvas.words_on(ink).text(at + long / 2, y + 17.5, inside)
             tip = "" if fits else f"{KINDS[kind][1]}: {inside} {unit}"

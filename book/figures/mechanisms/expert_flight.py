@@ -98,7 +98,7 @@ class _Flight:
         canvas = Canvas(f"expert flight {self.width}")
         canvas.note(self.home, 14, "tokens at home")
         if self.is_narrow:
-            canvas.note(self.width, 14, "below: copies at the expert", "end")
+            canvas.note(self.width, 14, "below: copies at experts; digit: home", "end")
         else:
             canvas.note(self.there, 14, "copies at the expert of the rank; digit: their home")
         for rank in range(N):

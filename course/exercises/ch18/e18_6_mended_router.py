@@ -113,7 +113,7 @@ MISTAKES = f"""
 router.grad = comm.all_reduce(router.grad, group) =>
     You followed report A. The balance gradient is right now, and that of the main loss is this rank's term: a rank
     has the gates of its own experts alone. Routers of the ranks then drift apart.
-        Sum the gradient of the main loss, and not the second.
+        Sum the gradient of the main loss, and not that of the balance loss.
 {SUM_ALL}
 comm.all_reduce(router.grad, group) => comm.all_reduce(router.grad, group, op="mean")
 or (main + balance / group.size).backward() => ((main + balance) / group.size).backward()
