@@ -16,10 +16,12 @@ from book.terms import (
     activations,
     block_flops,
     context_sends,
+    expert_sends,
     pipeline_sends,
     shape_of,
     states,
     tensor_sends,
+    with_experts,
     zero_sends,
 )
 from lib.cost.bubble import bubble
@@ -273,4 +275,30 @@ CONTEXT = Technique(
     "If a sequence is too long for a group that cannot grow.",
     names_of("torch.distributed.tensor.experimental.context_parallel", "--context-parallel-size 8", ""),
 )
-AXES = (*(one for one in (*DATA, *MODEL[:-1]) if one.name != "Recomputation"), CONTEXT, MODEL[-1])
+EXPERTS = Technique(
+    "Expert parallelism",
+    18,
+    "18",
+    "Cuts the experts of a block. Data-parallel ranks hold E/e of them each.",
+    (
+        Term(
+            "States of experts:",
+            "16E · 3hfl/e",
+            lambda e: 16 * with_experts(e).routed_parameters(range(e["l"])) / e["e"],
+            ON_DATA,
+        ),
+        "The rank of the hottest expert keeps more.",
+    ),
+    (
+        Term(
+            "Copies of tokens to their experts and home, forward and backward:",
+            "4k(e−1)/e · 2bsh · l · m",
+            expert_sends,
+            ON_DATA,
+        ),
+    ),
+    "Before and after the experts of a block. All wait for the rank with most copies.",
+    "If a model has experts, and they do not fit on each rank.",
+    names_of("", "--expert-model-parallel-size 8", "MoE(hidden_size, expert, ep_size=8)"),
+)
+AXES = (*(one for one in (*DATA, *MODEL[:-1]) if one.name != "Recomputation"), CONTEXT, EXPERTS, MODEL[-1])

@@ -14,9 +14,10 @@ HEAD = "cut", "a rank keeps", "a rank sends in a step", "when, and PyTorch's nam
 CAPTION = (
     "Bytes, by formulas that lib.cost computes as well: 2 per element sent, 16 of states per parameter. The block is "
     "Llama's, with 4h² + 3hf weights; the block of a GPT has 12h². Ψ parameters; "
-    "d, t, c, p ranks along an axis; m microbatches of b sequences of s tokens; l layers of width h, f inside the MLP. "
+    "E experts, each as wide as the MLP, and k of them compute a token; d, t, c, e, p ranks along an axis; m microbatches of b sequences of s tokens; l layers of width h, f inside the MLP. "
     "Ranks idle by plan in a pipeline alone."
 )
+NOT_IN_PYTORCH = "not in PyTorch; in torchtitan"
 ALT = "A row for each axis. " + " ".join(f"{one.name}. {one.cut}" for one in AXES)
 
 
@@ -33,7 +34,7 @@ def axes_table() -> Figure:
 def _row(one: Technique) -> Band:
     kept = [line for said in (*one.memory, one.bubble) if said for line in _lines(said)]
     sent = [line for said in one.sends for line in _lines(said)]
-    last = [Line(one.when), Line(one.names[PYTORCH], "strong")]
+    last = [Line(one.when), Line(one.names[PYTORCH] or NOT_IN_PYTORCH, "strong")]
     return Band([[Line(one.name, "strong"), Line(one.cut)], kept, sent, last], SHARES, begins=True)
 
 

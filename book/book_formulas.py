@@ -20,6 +20,8 @@ MODULES = {  # what a call may name
     "cost": "lib.cost",
     "bubble": "lib.cost.bubble",
     "sizes": "lib.cost.sizes",
+    "experts": "lib.cost.experts",
+    "expert_models": "lib.cost.expert_models",
     "hardware": "lib.cost.hardware",
     "saved": "book.trials.saved",
     "exposed": "book.trials.exposed",

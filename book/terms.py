@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 
 from lib import cost
 from lib.cost.bubble import kept_by
+from lib.cost.experts import ExpertShape, dispatch_bytes
 from lib.cost.sizes import LLAMA, MODELS, RECIPES, ModelShape
 
 Letters = Mapping[str, float]  # letter of a formula → its value
@@ -23,7 +24,7 @@ _SHARED = {"Ψ": MODEL_7B.num_parameters, "l": MODEL_7B.num_layers, "h": MODEL_7
 _SHARED |= {"b": 1, "s": MODEL_7B.context}
 SEQUENCES = 32  # of a step
 # Ranks that divide the batch have fewer microbatches each than ranks that divide the model.
-ON_DATA = {**_SHARED, "d": 8, "m": SEQUENCES // 8}
+ON_DATA = {**_SHARED, "d": 8, "m": SEQUENCES // 8, "E": 8, "k": 2, "e": 8}
 ON_MODEL = {**_SHARED, "t": 8, "c": 8, "p": 8, "v": 4, "m": SEQUENCES}
 
 
@@ -131,6 +132,17 @@ def context_sends(letters: Letters) -> float:
     """Bytes of keys and values in the blocks of a step, where each query has its own: once forward, twice backward."""
     once = cost.wire_bytes("all_gather", 2 * boundary_bytes(letters), letters["c"])
     return 3 * letters["l"] * letters["m"] * once
+
+
+def with_experts(letters: Letters) -> ExpertShape:
+    """The Llama, with E experts in each block, as wide as its MLP."""
+    return ExpertShape(shape_of(letters), letters["E"], letters["k"], letters["f"])
+
+
+def expert_sends(letters: Letters) -> float:
+    """Bytes of copies of tokens in the blocks of a step."""
+    of_block = dispatch_bytes(with_experts(letters), letters["b"] * letters["s"], letters["e"])
+    return letters["l"] * letters["m"] * of_block
 
 
 def pipeline_sends(stages: Callable[[Letters], float]) -> Callable[[Letters], float]:

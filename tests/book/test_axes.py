@@ -7,9 +7,10 @@ from dataclasses import replace
 import pytest
 
 from book import axes, terms
-from book.axes_table import axes_table
-from book.terms import ON_MODEL, Term
+from book.axes_table import NOT_IN_PYTORCH, axes_table
+from book.terms import ON_DATA, ON_MODEL, Term
 from lib.planner import Cluster, Layout4D, Training
+from lib.planner.experts import ExpertLayout, ExpertTraining, exchanged_bytes, rank_bytes
 from lib.planner.seconds import block_s, step_and_waits
 from lib.planner.training import GPUS, stack_for
 from tests.book.drawn import painted, parse
@@ -25,11 +26,12 @@ def test_it_has_each_axis_once_with_its_formulas_and_fits_on_a_screen():
     drawn = axes_table()
     for said in (words_of(drawn.svg), words_of(drawn.narrow)):
         for one in axes.AXES:
-            assert said.count(f"{one.name} {one.cut[:4]}") == 1 and one.names[axes.PYTORCH].split(".")[-1] in said
+            name = one.names[axes.PYTORCH] or NOT_IN_PYTORCH
+            assert said.count(f"{one.name} {one.cut[:4]}") == 1 and name.split(".")[-1] in said
             for term in (*one.memory, *one.sends, *([one.bubble] if one.bubble else [])):
                 assert (term.formula if isinstance(term, Term) else term) in said
     height = float(re.search(r'viewBox="0 0 720 ([\d.]+)"', drawn.svg)[1])
-    assert height < 850
+    assert height < 900
 
 
 def test_a_formula_that_the_library_contradicts_is_not_drawn(monkeypatch):
@@ -50,6 +52,18 @@ def test_the_planner_sends_along_the_context_what_the_table_says():
     assert terms.value(axes.CONTEXT.sends[0].formula, letters) == pytest.approx(sent)
     kept = letters["l"] * terms.cost.activation_bytes(training.model, 1, "none", fused_attention=True) / letters["c"]
     assert terms.value(axes.CONTEXT.memory[1].formula, letters) == pytest.approx(kept)
+
+
+def test_the_planner_sends_copies_of_tokens_as_the_table_says():
+    letters = {**ON_DATA, "m": 1}
+    shape = terms.with_experts(letters)
+    stack, cluster = stack_for("megatron-lm", "h100"), Cluster(GPUS["h100"], letters["e"])
+    of = ExpertTraining(shape, Training(shape.base, cluster, stack, letters["e"]))
+    layout = ExpertLayout(tp=1, pp=1, dp=letters["e"], ep=letters["e"])
+    sent = letters["l"] * exchanged_bytes(of, layout).total
+    assert terms.value(axes.EXPERTS.sends[0].formula, letters) == pytest.approx(sent)
+    held = rank_bytes(of, layout, 0).experts * 16 / stack.recipe.bytes_per_parameter
+    assert terms.value(axes.EXPERTS.memory[0].formula, letters) == pytest.approx(held)
 
 
 def test_tensor_parallel_ranks_wait_in_forward_as_the_table_says():
