@@ -13,9 +13,10 @@ SHARES = 0.235, 0.225, 0.235, 0.305
 HEAD = "cut", "a rank keeps", "a rank sends in a step", "when, and PyTorch's name"
 CAPTION = (
     "Bytes, by formulas that lib.cost computes as well: 2 per element sent, 16 of states per parameter. The block is "
-    "Llama's, with 4h² + 3hf weights; the block of a GPT has 12h². Ψ parameters; "
-    "E experts, each as wide as the MLP, and k of them compute a token; d, t, c, e, p ranks along an axis; m microbatches of b sequences of s tokens; l layers of width h, f inside the MLP. "
-    "Ranks idle by plan in a pipeline alone."
+    "Llama's, with 4h² + 3hf weights; the block of a GPT has 12h². Ψ parameters; E experts, "
+    "each as wide as the MLP, k of them for a token; "
+    "d, t, c, e, p ranks along an axis; m microbatches of b sequences of s tokens; l layers of width h, f inside the "
+    "MLP. Ranks idle by plan in a pipeline alone."
 )
 NOT_IN_PYTORCH = "not in PyTorch; in torchtitan"
 ALT = "A row for each axis. " + " ".join(f"{one.name}. {one.cut}" for one in AXES)

@@ -28,7 +28,7 @@ The experts are cut along tp. Each rank computes with a part of them, and what i
 scores of the router is a partial sum. Forward needs no message there, but backward needs an all-reduce. torchtitan
 declares how such gradients are laid out. The layout was declared, but it was passed on only with expert
 parallelism, and the default says that each rank already has the full gradient. Now it is always passed on. A router has
-[a second gradient](../chapters/18_experts.ipynb#whose-gradient-is-it), of the balance loss, which must not be summed so.
+[a second gradient](../chapters/18_experts.ipynb#whose-gradient-is-it), of the balance loss, which must not be summed.
 """
 FIELDS = {
     "loss": "of the whole batch, as logged",
