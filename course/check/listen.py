@@ -72,7 +72,7 @@ def listen(
     heard = Heard()
 
     def starts(call: Call) -> None:
-        heard.unfinished += bool(call.payload_bytes)  # a message without elements needs no wait
+        heard.unfinished += call.moves  # a message without elements needs no wait
         if call.kind == "recv":
             return
         if call.kind == "send":
@@ -82,7 +82,7 @@ def listen(
         on_start(call)
 
     def waits(call: Call) -> None:
-        heard.unfinished -= bool(call.payload_bytes)
+        heard.unfinished -= call.moves
         on_wait(call)
 
     listeners.append(Listener(starts, waits))

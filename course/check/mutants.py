@@ -17,7 +17,7 @@ from course.check.edits import Edited
 
 FACTORS = (2, 100)
 FORGOTTEN = {"the first": "[1:]", "the last": "[:-1]"}
-COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "all_to_all", "recv")
+COLLECTIVES = "all_reduce reduce_scatter all_gather broadcast reduce all_to_all all_to_all_rows recv".split()
 MEANS = {"sum": "mean", "mean": "sum"}
 SIZES = ("size", "get_world_size", "n", "world_size", "ranks")  # a division by one of them makes a mean
 NOT_DATA = ("group", "self", "model", "mesh")  # arguments without a first and a last

@@ -120,13 +120,16 @@ def test_unequal_rows_count_as_ours_do():
             with trace.record(me) as by_hand:
                 way()
             same[name] = by_hand.traffic() == ours.traffic()
-        return ours.traffic()["all_to_all_rows", "world"], same, heard.sent_bytes(N)
+        pending = comm.all_to_all_rows_start(x, table, world)
+        unfinished = heard.unfinished
+        pending.wait()
+        return ours.traffic()["all_to_all_rows", "world"], same, unfinished, heard.unfinished, heard.sent_bytes(N)
 
     results = run(rows, N)
-    for (calls, n_bytes), same, heard_bytes in results:
-        assert calls == 1, "a rank without rows takes part"
+    for (calls, n_bytes), same, unfinished, after, heard_bytes in results:
+        assert (calls, unfinished, after) == (1, 1, 0), "a rank without rows waits as well"
         assert same == dict.fromkeys(same, True)
-        assert heard_bytes == 5 * n_bytes
+        assert heard_bytes == 6 * n_bytes
     assert [n_bytes for (_, n_bytes), *_ in results] == [16, 0, 48]
 
 

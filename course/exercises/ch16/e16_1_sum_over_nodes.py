@@ -44,14 +44,14 @@ def body(answer, group, given):
 
     def starts(call):
         nonlocal unfinished
-        unfinished += bool(call.payload_bytes)
+        unfinished += call.moves
         # Of a group on several nodes all bytes count, although a ring in the order of ranks has some links inside.
         if any(rank // per_node != group.rank // per_node for rank in call.members):
             crossing.append(call)
 
     def waits(call):
         nonlocal unfinished
-        unfinished -= bool(call.payload_bytes)
+        unfinished -= call.moves
 
     per_node = group.size
     calls.listeners.append(Listener(starts, waits))
