@@ -182,7 +182,9 @@ def test_the_planner_sends_as_many_bytes_of_rows(recompute, tp):
     of_layer = dispatch_bytes(SHAPE, tokens, 2, sends=sends, itemsize=4)
     calls, sent = step_traffic(plan, 0)["all_to_all_rows", "ep"]
     assert (calls, sent) == (sends * 2 * 2, 2 * 2 * of_layer)  # two layers, two microbatches
-    of = ExpertTraining(SHAPE, Training(SHAPE.base, Cluster(GPUS["h100"], 4 * tp, 8), stack_for("megatron", "h100"), 8))
+    of = ExpertTraining(
+        SHAPE, Training(SHAPE.base, Cluster(GPUS["h100"], 4 * tp, 8), stack_for("megatron", "h100"), 8)
+    )
     planned = exchanged_bytes(of, ExpertLayout(tp=tp, pp=1, dp=4, ep=2, recompute=recompute)).total
     assert sent / 4 == tp * 2 * planned / 2  # float32 instead of bfloat16, in two blocks
 
