@@ -25,6 +25,7 @@ from lib.pipeline.schedules.zero_bubble import zb_h1, zb_h2, zb_v
 
 if TYPE_CHECKING:
     from lib.model import GPTConfig
+    from lib.moe import ExpertOptions
 
 V_SHAPED = {"zb-v": zb_v, "v-half": v_half, "v-min": v_min, "dualpipe-v": dualpipe_v}  # two stages a rank, in a V
 SPLIT = {"zb-h1": zb_h1, "zb-h2": zb_h2, **V_SHAPED}  # schedules with a backward that is split into I and W
@@ -143,7 +144,7 @@ class Layout:
         if self.dp * self.cp % self.ep:
             raise ValueError(
                 f"ep={self.ep} must divide dp x cp = {self.dp * self.cp}, the ranks with different tokens, which share "
-                f"the experts: use one of {one_of(divisors(self.dp * self.cp))}"
+                f"the experts: use ep={one_of(divisors(self.dp * self.cp))}"
             )
         if self.capacity_over not in CAPACITY_OVER:
             raise ValueError(f"capacity_over={self.capacity_over!r} must be one of {', '.join(CAPACITY_OVER)}")
@@ -204,7 +205,7 @@ class Layout:
                 raise ValueError(f"{name}={size} cannot be split over tp={self.tp}; use a multiple of {self.tp}")
         check_kv_heads(model.kv_heads, self.tp)
         self._check_tokens(model)
-        self._check_shared_experts(model)
+        self.check_experts(model)
         layers_of_stages(model, self.num_stages)
         self.make_schedule()  # not every number of microbatches fits each
         pieces = self.dp * self.microbatches
@@ -215,13 +216,22 @@ class Layout:
                 f"global_batch={global_batch} cannot be split over {each}; use a multiple of {pieces}, such as {fits}"
             )
 
-    def _check_shared_experts(self, model: GPTConfig) -> None:
-        """Check that each rank gets an expert, and that loads can be balanced over all tokens of a step."""
+    def check_experts(self, model: ExpertOptions) -> None:
+        """Check that each rank gets an expert, and that loads can be balanced over all tokens of a step.
+
+        Raises:
+            ValueError: more ranks than experts, a capacity that there is not, or microbatches in the way of a balance.
+        """
         if self.ep > 1 and not model.experts:
             raise ValueError(f"ep={self.ep} ranks share experts, and experts=0: use experts={self.ep}, or more")
         if self.ep > max(1, model.experts):
             raise ValueError(
                 f"experts={model.experts} cannot be shared by ep={self.ep}: use at most one rank for each"
+            )
+        if self.capacity_over != "rank" and model.capacity_factor is None:
+            raise ValueError(
+                f"capacity_over={self.capacity_over} is of a capacity, and there is none: use capacity_factor=1.25, or "
+                "leave it out"
             )
         if model.balance and model.balance_over == "batch" and self.microbatches > 1:
             raise ValueError(
@@ -284,7 +294,8 @@ def nearest(
         num_ranks: the required number of ranks; 0: as many as requested, or fewer.
         most: the largest possible number of ranks.
     """
-    counts = {name: max(1, n) if isinstance(n := wanted.get(name, 1), int) else 1 for name in (*AXES, "microbatches")}
+    numbers = (*AXES, "ep", "microbatches")
+    counts = {name: max(1, n) if isinstance(n := wanted.get(name, 1), int) else 1 for name in numbers}
     others = {name: value for name, value in wanted.items() if name not in counts}
     world = num_ranks or math.prod(counts[axis] for axis in AXES)
 
@@ -294,7 +305,8 @@ def nearest(
 
     worlds = {world} if num_ranks else {n for n in (world, *(2**k for k in range(world.bit_length()))) if n <= most}
     cps = divisors(counts["cp"])
-    possible = _possible(others, counts["microbatches"], worlds, cps)
+    eps = {counts["ep"], *(2**k for k in range(counts["ep"].bit_length()))}
+    possible = _possible(others, {"microbatches": {counts["microbatches"], 1, 2, 4, 8, 16}, "ep": eps}, worlds, cps)
     for layout in sorted(possible, key=lambda layout: (changes(layout), str(layout))):
         with suppress(ValueError):
             layout.check(model, global_batch)
@@ -302,12 +314,13 @@ def nearest(
     return None
 
 
-def _possible(others: Mapping[str, object], microbatches: int, worlds: set[int], cps: list[int]) -> list[Layout]:
-    """All degrees on so many ranks, these of cp; each remaining field has its requested or its simplest value."""
+def _possible(
+    others: Mapping[str, object], counts: Mapping[str, set[int]], worlds: set[int], cps: list[int]
+) -> list[Layout]:
+    """All degrees on so many ranks, these of cp, with these counts; all else has its requested or simplest value."""
     simplest = {"schedule": "1f1b", "stages_per_rank": 1, "sequence_parallel": False, "zero": 1, "recompute": "none"}
-    simplest |= {"attention": "gather", "token_order": "contiguous", "ep": 1, "capacity_over": "rank"}
-    choices = {name: {value, simplest.get(name, value)} for name, value in others.items()}
-    choices["microbatches"] = {microbatches, 1, 2, 4, 8, 16}
+    simplest |= {"attention": "gather", "token_order": "contiguous", "capacity_over": "rank"}
+    choices = {name: {value, simplest.get(name, value)} for name, value in others.items()} | dict(counts)
     layouts = []
     for ranks in worlds:
         for tp, pp, cp in product(divisors(ranks), divisors(ranks), cps):

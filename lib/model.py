@@ -89,7 +89,12 @@ class GPTConfig(ExpertOptions):
             raise ValueError(f"d_head={self.d_head}: RoPE turns pairs; use d_model={self.d_model + self.num_heads}")
         if not 0.0 <= self.dropout < 1.0:
             raise ValueError(f"dropout={self.dropout} is not a probability; use 0 <= dropout < 1, such as 0.1")
-        self.check_experts(self.num_layers)
+        super().__post_init__()
+        if self.experts and self.expert_every > self.num_layers:
+            raise ValueError(
+                f"expert_every={self.expert_every} leaves num_layers={self.num_layers} without experts: use "
+                f"{self.num_layers} or less"
+            )
 
     @property
     def d_head(self) -> int:

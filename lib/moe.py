@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields
 from typing import NamedTuple
 
@@ -41,7 +42,8 @@ class ExpertOptions:
         d_expert: width inside an expert, F; None: the width of the MLP.
         d_shared: width of an MLP that computes every token, in addition to the experts; 0: none.
         renormalise: divide the k scores of a token by their sum.
-        balance: weight of the balance loss, added to the loss once for each block; 0: none.
+        balance: weight of the balance loss, added to the loss once for each block; 0: none. Backward adds it, so where
+            a loop multiplies the loss (a mean over microbatches, a GradScaler), multiply the weight too.
         balance_over: the tokens whose loads are balanced: of the whole batch, or of each sequence.
         bias_rate: by how much a step moves the bias of an expert, up if its load is below the mean; 0: no biases.
         capacity_factor: rows that an expert takes in training, as a multiple of the even load; None: all.
@@ -61,8 +63,7 @@ class ExpertOptions:
     bias_rate: float = 0.0
     capacity_factor: float | None = None
 
-    def check_experts(self, num_layers: int) -> None:
-        """Raise ValueError for options that do not fit together."""
+    def __post_init__(self) -> None:
         for name, least in (("experts", 0), ("top_k", 1), ("expert_every", 1), ("d_expert", 1), ("d_shared", 0)):
             size = getattr(self, name)
             if name == "d_expert" and size is None:
@@ -71,11 +72,14 @@ class ExpertOptions:
                 raise ValueError(f"{name}={size!r} must be a whole number of at least {least}")
         if self.balance_over not in BALANCE_OVER:
             raise ValueError(f"balance_over={self.balance_over!r} must be one of {', '.join(BALANCE_OVER)}")
+        if not isinstance(self.renormalise, bool):
+            raise ValueError(f"renormalise={self.renormalise!r} must be True or False")
         for name in ("balance", "bias_rate"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least 0, and finite")
-        if self.capacity_factor is not None and not 0 < self.capacity_factor < math.inf:
-            raise ValueError(f"capacity_factor={self.capacity_factor} must be a number above 0, or None")
+            if not (_is_number(value := getattr(self, name)) and 0 <= value < math.inf):
+                raise ValueError(f"{name}={value!r} must be a number of at least 0, and finite")
+        factor = self.capacity_factor
+        if factor is not None and not (_is_number(factor) and 0 < factor < math.inf):
+            raise ValueError(f"capacity_factor={factor!r} must be a number above 0, or None")
         if not self.experts:
             for setting in fields(ExpertOptions):
                 if (value := getattr(self, setting.name)) != setting.default:
@@ -88,10 +92,9 @@ class ExpertOptions:
                 "renormalise=True and top_k=1: a score divided by itself is 1, whatever the router says, so the router "
                 "gets no gradient: use renormalise=False"
             )
-        if self.expert_every > num_layers:
+        if self.balance_over != "batch" and not self.balance:
             raise ValueError(
-                f"expert_every={self.expert_every} leaves num_layers={num_layers} without experts: use {num_layers} or "
-                "less"
+                f"balance_over={self.balance_over} is of a balance loss, and balance=0: use balance=0.01"
             )
 
     @property
@@ -102,6 +105,10 @@ class ExpertOptions:
     def has_experts(self, layer: int) -> bool:
         """Whether this block, counted from 0, has experts."""
         return self.experts > 0 and (layer + 1) % self.expert_every == 0
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 class Routing(NamedTuple):
@@ -127,6 +134,8 @@ class Router(nn.Module):
         load: [E], tokens that chose each expert, of all backward passes since the last step.
     """
 
+    full_precision = ("bias",)  # it moves by steps that half precision rounds away
+
     def __init__(self, options: ExpertOptions, d_model: int) -> None:
         super().__init__()
         self.top_k, self.renormalise = options.top_k, options.renormalise
@@ -136,7 +145,8 @@ class Router(nn.Module):
 
     def forward(self, x: Tensor) -> Routing:
         wide = torch.promote_types(x.dtype, torch.float32)
-        scores = linear(x.to(wide), self.weight.to(wide)).softmax(-1)
+        with _without_autocast(x.device.type):
+            scores = linear(x.to(wide), self.weight.to(wide)).softmax(-1)
         preferred = scores if self.bias is None else scores + self.bias.to(wide)
         chosen = preferred.detach().topk(self.top_k, dim=-1).indices
         gates = scores.gather(-1, chosen)
@@ -147,6 +157,11 @@ class Router(nn.Module):
     def note(self, load_E: Tensor) -> None:
         """Add to the load; called in backward, which a step runs once for each token."""
         self.load = load_E if self.load is None else self.load + load_E
+
+
+def _without_autocast(kind: str) -> AbstractContextManager:
+    """Autocast would take the product of a router in half precision, in which near scores are equal."""
+    return torch.autocast(kind, enabled=False) if torch.amp.is_autocast_available(kind) else nullcontext()
 
 
 class Experts(nn.Module):
@@ -179,6 +194,9 @@ class MoE(nn.Module):
         width, gated, act: of an expert, as in `Experts`.
         dropout: probability of dropping an element of y.
         shared: an MLP that computes every token, added to the experts; or None.
+
+    Raises:
+        ValueError: no experts, or an x without three dims.
     """
 
     def __init__(
@@ -193,12 +211,17 @@ class MoE(nn.Module):
         shared: nn.Module | None = None,
     ) -> None:
         super().__init__()
+        if not options.experts:
+            raise ValueError("a mixture needs experts, and experts=0: use an MLP, or experts=4, or more")
         self.options, self.shared = options, shared
+        self.balances_alone = options.is_balanced  # it compares the tokens of this process
         self.router = Router(options, d_model)
         self.experts = Experts(options.experts, d_model, width, gated, act)
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
+        if x_BTD.dim() != 3:
+            raise ValueError(f"a mixture takes x[B, T, D], and got {list(x_BTD.shape)}: x[None] makes a batch of one")
         routing = self.router(x_BTD)
         y_BTD = self.mixture(x_BTD, routing.chosen, routing.gates.to(x_BTD.dtype))
         if self.shared is not None:
@@ -228,7 +251,8 @@ class MoE(nn.Module):
     def room(self, load_E: Tensor, tokens: int) -> Tensor:
         """The rows that each expert takes of so many tokens, the even load times the capacity factor; [E]."""
         options = self.options
-        return torch.full_like(load_E, math.ceil(options.capacity_factor * options.top_k * tokens / options.experts))
+        room = options.capacity_factor * options.top_k * tokens / options.experts
+        return torch.full_like(load_E, math.ceil(min(room, tokens)))  # a token comes to an expert once at most
 
     def computed(self, rows_RD: Tensor, load_E: Tensor) -> Tensor:
         """Each row by its expert, as `Experts`. → y[R, D]."""
@@ -296,7 +320,22 @@ class _Also(torch.autograd.Function):
 
 def bias_change(load_E: Tensor, rate: float) -> Tensor:
     """By how much a step moves the biases: up by `rate` below the mean load, down above it. → [E]."""
-    return rate * (load_E.mean() - load_E).sign()
+    return rate * (load_E.sum() - len(load_E) * load_E).sign()  # whole numbers: a quotient may be off by a bit
+
+
+def move_bias(bias: Tensor, change: Tensor) -> None:
+    """Add a change to a bias, or to a part of one, in place.
+
+    Raises:
+        ValueError: a bias in half precision, where a small change is lost.
+    """
+    if bias.element_size() < 4:
+        kind = str(bias.dtype)[6:]
+        raise ValueError(
+            f"the bias of a router is in {kind}, which rounds away steps of {change.abs().max().item():g}: keep it in "
+            "float32, router.bias.data = router.bias.data.float()"
+        )
+    bias += change.to(bias)
 
 
 @torch.no_grad()
@@ -306,5 +345,5 @@ def update_biases(model: nn.Module) -> None:
         if isinstance(module, MoE):
             router, rate = module.router, module.options.bias_rate
             if router.bias is not None and router.load is not None:
-                router.bias += bias_change(router.load, rate).to(router.bias)
+                move_bias(router.bias, bias_change(router.load, rate))
             router.load = None

@@ -30,11 +30,11 @@ from lib.context_parallel.tokens import take_tokens
 from lib.cost.sizes import BUCKET_BYTES
 from lib.data_parallel.bucketed_gradients import Gradients
 from lib.data_parallel.check_optimizer import check_groups
-from lib.data_parallel.ddp import broadcast_weights
+from lib.data_parallel.ddp import broadcast_weights, check_unbalanced
 from lib.data_parallel.flat import MakeOptimizer
 from lib.data_parallel.fsdp import FSDP
 from lib.data_parallel.optimizer import ShardedOptimizer
-from lib.data_parallel.zero import check_range, sharded_gradients
+from lib.data_parallel.zero import check_range, kept_precise, sharded_gradients
 from lib.documents import documents_of
 from lib.expert_parallel.layer import ExpertGroups, expert_parallel
 from lib.facts import serial_names
@@ -44,7 +44,7 @@ from lib.layout import TOKEN_AXES, Layout
 from lib.masks import check_rows, drop_by_rows
 from lib.mesh import Group, Mesh, MeshShape
 from lib.model import GPT
-from lib.moe import MoE, Router
+from lib.moe import ExpertOptions, Experts, MoE
 from lib.parallel_model import BatchLoss, ParallelModel
 from lib.pipeline.lower import lower
 from lib.pipeline.schedules.with_reduce import with_reduce
@@ -91,6 +91,7 @@ def parallelize(
             "any model, or FSDP, ZeRO1 or BucketedDDP of lib/data_parallel"
         )
     _check_mesh(mesh, layout)
+    _check_mixtures(model, layout)
     if layout.pp > 1:
         check_cut(model)
     if layout.cp > 1:
@@ -207,12 +208,7 @@ def assemble(
         )
     if layout.ep > 1:
         raise ValueError(f"ep={layout.ep} is for a GPT, whose experts ranks can share: use parallelize, or ep=1")
-    balanced = [name for name, m in model.named_modules() if isinstance(m, MoE) and m.options.is_balanced]
-    if balanced:
-        raise ValueError(
-            f"{balanced[0]} balances loads over the tokens of all ranks, and only parallelize tells it which these "
-            "are: use parallelize, or balance=0 and bias_rate=0"
-        )
+    check_unbalanced(model)
     if layout.recompute != "none":
         raise ValueError(
             f"recompute={layout.recompute} is for a GPT: give stage=partial(Stage, recompute=True), which keeps the "
@@ -281,12 +277,23 @@ def _check_mesh(mesh: Mesh, layout: Layout) -> None:
         raise ValueError(f"the layout needs a mesh of {MeshShape(**layout.sizes)}, but got {mesh.shape}")
 
 
+def _check_mixtures(model: nn.Module, layout: Layout) -> None:
+    """Check, before anything is changed, that these ranks can share and slice the experts of a model."""
+    mixtures = [module for module in model.modules() if isinstance(module, MoE)]
+    for options in [mixture.options for mixture in mixtures] or [ExpertOptions()]:
+        layout.check_experts(options)
+    widths = [mixture.experts.down.shape[2] for mixture in mixtures if isinstance(mixture.experts, Experts)]
+    for width in widths:
+        if width % layout.tp:
+            raise ValueError(f"d_expert={width} cannot be split over tp={layout.tp}; use a multiple of {layout.tp}")
+
+
 def _check(model: nn.Module, layout: Layout, optimizer: MakeOptimizer, dtype: torch.dtype | None) -> None:
     """Check, before anything is changed, that model, layout, optimizer and dtype fit together."""
     if dtype is not None and not layout.zero:
         raise ValueError("dtype needs master weights, which plain data parallelism does not keep; use zero=1")
-    biases = {id(module.bias) for module in model.modules() if isinstance(module, Router)}  # read in float32 at least
-    frozen = [p for p in model.parameters() if not p.requires_grad and id(p) not in biases]
+    precise = kept_precise(model)
+    frozen = [p for p in model.parameters() if not p.requires_grad and id(p) not in precise]
     if dtype is not None and layout.zero < 3 and frozen:
         raise ValueError("dtype is for parameters that are trained, and some are frozen: omit dtype, or use zero=3")
     tie([model])  # refuses parameters that share memory

@@ -23,13 +23,13 @@ from lib.data_parallel.fsdp import FSDP
 from lib.data_parallel.optimizer import ShardedOptimizer
 from lib.data_parallel.state_dicts import check_keys, fitting
 from lib.documents import see_documents
-from lib.expert_parallel.layer import ParallelMoE
 from lib.facts import Fact
 from lib.launch import device
 from lib.layout import TOKEN_AXES
 from lib.masks import row_seed
 from lib.memory import MemoryTracker
 from lib.mesh import Group, Mesh
+from lib.moe import MoE, move_bias
 from lib.pipeline.execute import execute
 from lib.pipeline.schedules.action import Schedule
 from lib.pipeline.stage import Stage
@@ -99,7 +99,7 @@ class ParallelModel:
         self._seeds: list[int] = []  # per microbatch of this step
         self._documents: Sequence[Tensor] = ()  # the same
         modules = [module for stage in self.stages.values() for module in stage.module.modules()]
-        self._mixtures = [module for module in modules if isinstance(module, ParallelMoE)]
+        self._mixtures = [module for module in modules if isinstance(module, MoE)]
         for stage in self.stages.values():
             stage.before = self._before
 
@@ -116,13 +116,16 @@ class ParallelModel:
         """
         term = self.backward(inputs, targets, number)
         with trace.span("optimizer"):
-            self.clip(max_norm)
-            self._move_biases()
-            self.owner.step()
+            self.update(max_norm)
         return comm.all_reduce(term, self.over_tokens)
 
     def backward(self, inputs: Tensor, targets: Tensor, number: int | None = None) -> Tensor:
-        """Forward, backward and sum of gradients; return the loss of this rank's rows, as a term of the mean."""
+        """Forward, backward and sum of gradients; return the loss of this rank's rows, as a term of the mean.
+
+        Raises:
+            ValueError: fewer rows on a rank than microbatches, or of unequal numbers where each is balanced.
+        """
+        self._check_rows(len(inputs))
         mine, loss = data.rows_of_rank(len(inputs), self.dp.rank, self.dp.size), self.term_of(targets)
         self._find_documents(inputs[mine], self.schedule)
         x, y = (self.part_of(rows[mine]).to(device()) for rows in (inputs, targets))
@@ -134,6 +137,24 @@ class ParallelModel:
             term = execute(self.schedule, self.stages, self.pp, x, y, loss, self.gradients).loss
         self.owner.finish()
         return term
+
+    def _check_rows(self, rows: int) -> None:
+        pieces = self.schedule.num_microbatches
+        where, fits = f"dp={self.dp.size} x microbatches={pieces}", self.dp.size * pieces
+        if rows // self.dp.size < pieces:
+            raise ValueError(f"{rows} rows are too few for {where}: use {fits} or more")
+        by_row = any(m.options.balance and m.options.balance_over == "sequence" for m in self._mixtures)
+        if by_row and rows % fits:
+            raise ValueError(
+                f"{rows} rows are not equally many on {where}, and balance_over=sequence takes a mean over each: use a "
+                f"multiple of {fits}"
+            )
+
+    def update(self, max_norm: float = math.inf) -> None:
+        """The end of a step, after `backward`: clip, move the biases of routers, and let the optimizer step."""
+        self.clip(max_norm)
+        self._move_biases()
+        self.owner.step()
 
     def clip(self, max_norm: float) -> Tensor:
         """Scale all gradients so that the norm over the full model is at most `max_norm`; return the old norm, []."""
@@ -147,7 +168,7 @@ class ParallelModel:
         self._forget_loads()
         for fact, held, span in self.pieces() if moves else ():
             if id(fact.parameter) in moves:
-                held += moves[id(fact.parameter)][span].to(held)
+                move_bias(held, moves[id(fact.parameter)][span])
 
     def zero_grad(self) -> None:
         """Drop all gradients, and loads of experts, such as those of a step that is skipped; all ranks must call it."""

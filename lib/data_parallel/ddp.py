@@ -35,6 +35,9 @@ class DataParallel(nn.Module):
         gradients: sums the gradients of the module over the group.
         counts_over: ranks that shard the summed gradients. Default: each rank holds all of them.
 
+    Raises:
+        ValueError: experts whose loads are balanced, which these ranks would do each for itself.
+
     Attributes:
         trained: the parameters that get a gradient; a tied parameter once.
         gradients: sums them; an object for the `reduce` of `execute`.
@@ -44,6 +47,8 @@ class DataParallel(nn.Module):
         self, module: nn.Module, group: Group, gradients: GradientSums, counts_over: Group | None = None
     ) -> None:
         super().__init__()
+        if group.size > 1:
+            check_unbalanced(module)
         self.module, self.group, self.gradients, self.trained = module, group, gradients, gradients.trained
         self._counts_over = counts_over
 
@@ -105,6 +110,20 @@ class DataParallel(nn.Module):
         """Clear the gradients, including buckets in flight."""
         self.gradients.give_up()
         super().zero_grad(set_to_none)
+
+
+def check_unbalanced(model: nn.Module) -> None:
+    """Check that no module `balances_alone`, that is, compares the tokens of this process, where ranks have different.
+
+    Raises:
+        ValueError: one does.
+    """
+    for name, m in model.named_modules():
+        if getattr(m, "balances_alone", False):
+            raise ValueError(
+                f"{name} balances loads over the tokens of all ranks, and only parallelize tells it which these are: "
+                "use parallelize, or balance=0 and bias_rate=0"
+            )
 
 
 class BucketedDDP(DataParallel):

@@ -100,10 +100,20 @@ def check_range(dtype: torch.dtype) -> None:
         )
 
 
+def kept_precise(module: nn.Module) -> set[int]:
+    """The `id` of parameters that stay in full precision: those whose module names them in `full_precision`."""
+    named = ((m, name) for m in module.modules() for name in getattr(m, "full_precision", ()))
+    return {id(getattr(m, name)) for m, name in named if getattr(m, name) is not None}
+
+
 def cast_frozen(module: nn.Module, trained: Set[torch.dtype], dtype: torch.dtype | None) -> None:
-    """Cast frozen parameters to `dtype`, as trained ones of their dtype; indices and quantised weights stay."""
+    """Cast frozen parameters to `dtype`, as trained ones of their dtype; indices and quantised weights stay.
+
+    Those of `kept_precise` stay as well.
+    """
+    precise = kept_precise(module)
     for p in module.parameters():
-        if dtype and not p.requires_grad and p.is_floating_point() and p.dtype in trained:
+        if dtype and not p.requires_grad and p.is_floating_point() and p.dtype in trained and id(p) not in precise:
             p.data = p.data.to(dtype)
 
 

@@ -29,6 +29,7 @@ from lib.expert_parallel.dispatch import Dispatch
 from lib.mesh import Group
 from lib.moe import Experts, MoE, bias_change
 from lib.placement import Fused, Shard, of_experts, parameter_like, shard
+from lib.tensor_parallel.custom_layers import own_part
 
 SEQUENCE_DIM = 1  # of x[B, T, D]
 
@@ -85,7 +86,7 @@ class ParallelMoE(MoE):
 
     def __init__(self, serial: MoE, groups: ExpertGroups) -> None:
         nn.Module.__init__(self)
-        self.options, self.groups = serial.options, groups
+        self.options, self.groups, self.balances_alone = serial.options, groups, False
         self.router, self.shared, self.dropout = serial.router, serial.shared, serial.dropout
         self.experts = ParallelExperts(serial.experts, groups.ep, groups.tp)
         self.router.partial_gradients = ("weight",) if groups.sequence_parallel else ()
@@ -121,19 +122,43 @@ class ParallelMoE(MoE):
 
     @torch.no_grad()
     def bias_change(self) -> Tensor:
-        """By how much this step moves the biases of the router, by the loads of all tokens, which are then forgotten.
+        """By how much this step moves the biases of the router, by the loads of all tokens.
 
-        All ranks with tokens must call it. → [E], equal on all of them.
+        All ranks with tokens must call it. → [E], equal on all of them; 0 where no backward reached the router.
         """
-        load = comm.all_reduce(self.router.load, self.groups.tokens)
-        self.router.load = None
+        load = self.router.load
+        if load is None:
+            load = torch.zeros_like(self.router.bias, dtype=torch.float64)
+        load = comm.all_reduce(load, self.groups.tokens)
         return bias_change(load, self.options.bias_rate)
 
 
 def expert_parallel(model: nn.Module, groups: ExpertGroups) -> nn.Module:
-    """Replace each mixture of a model in place, perhaps of a tensor-parallel one; the values are equal on all ranks."""
+    """Replace each mixture of a model in place, perhaps of a tensor-parallel one; the values are equal on all ranks.
+
+    One with parts of your own stays as it is, where ranks compute it as one process does.
+
+    Raises:
+        ValueError: elsewhere.
+    """
+    paths = {id(module): path for path, module in model.named_modules()}
+    made: dict[int, MoE] = {}  # a mixture may be in two places
     for module in list(model.modules()):
         for name, child in module._modules.items():
-            if type(child) is MoE:
-                setattr(module, name, ParallelMoE(child, groups).train(child.training))
+            if isinstance(child, MoE):
+                if id(child) not in made:
+                    made[id(child)] = _on_ranks(child, groups, paths[id(child)])
+                setattr(module, name, made[id(child)])
     return model
+
+
+def _on_ranks(mixture: MoE, groups: ExpertGroups, path: str) -> MoE:
+    own = own_part(mixture, groups.tp.size)
+    if not own:
+        return ParallelMoE(mixture, groups).train(mixture.training)
+    if groups.ep.size == groups.tp.size == 1 and not mixture.options.is_balanced:
+        return mixture
+    raise ValueError(
+        f"{path} has {own} of your own, lost where ranks share or slice experts, or balance their loads: use ep=1, "
+        "tp=1 and no balance, or a mixture of lib/moe.py as it is"
+    )

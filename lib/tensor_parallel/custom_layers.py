@@ -17,10 +17,11 @@ it. All other layers are refused, by name, before anything changes.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+import inspect
+from collections.abc import Callable, Iterator
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.functional import gelu
 
 from lib.model import GPT, MLP, Attention, Block, Embed, Head, Heads, swiglu
@@ -52,7 +53,9 @@ def _own_part(module: nn.Module, n: int) -> str:
             as_made["heads"] = _has_methods(module.heads, Heads) and _is_stateless(module.heads)
         case MLP():
             as_made = {"up": _is_plain(module.up, nn.Linear), "down": _is_plain(module.down, nn.Linear)}
-            as_made["act"] = all(as_made.values()) and _acts_on_shards(module, n)
+            as_made["act"] = all(as_made.values()) and _acts_on_shards(
+                module.act, module.up.out_features, module.down.in_features, n
+            )
         case Head():
             as_made = {"linear": _is_plain(module.linear, nn.Linear)}
         case MoE():
@@ -133,10 +136,29 @@ def _is_unchanged(module: nn.Module) -> bool:
     return type(module) in (Router, Experts) and "forward" not in vars(module) and not _has_hooks(module)
 
 
-def _acts_on_shards(mlp: MLP, n: int) -> bool:
-    """Whether the activation of a shard of the features is a shard of the activation, on random numbers."""
-    width, act = mlp.down.in_features, mlp.act
-    if mlp.up.out_features not in (width, 2 * width):
+def own_part(mixture: MoE, n: int) -> str:
+    """The part of a mixture that is none of `lib/moe.py`, and that ranks which share experts would lose; or empty.
+
+    Its router and its shared MLP stay what they are.
+    """
+    methods = [name for name, value in vars(MoE).items() if inspect.isfunction(value) and not name.startswith("__")]
+    changed = [name for name in methods if getattr(getattr(mixture, name), "__func__", None) is not vars(MoE)[name]]
+    if changed or _has_hooks(mixture):
+        return f"a {changed[0]}()" if changed else "hooks"
+    experts = mixture.experts
+    if not _is_unchanged(experts):
+        return "experts"
+    slices = n == 1 or _acts_on_shards(experts.act, experts.up.shape[1], experts.down.shape[2], n)
+    return "" if slices else "an activation that mixes features"
+
+
+def _acts_on_shards(act: Callable[[Tensor], Tensor], wide: int, width: int, n: int) -> bool:
+    """Whether the activation of a shard of the features is a shard of the activation, on random numbers.
+
+    Args:
+        wide, width: features before it, twice as many with a gate, and after it.
+    """
+    if wide not in (width, 2 * width):
         return False
     if act in (gelu, swiglu):
         return True
@@ -144,7 +166,7 @@ def _acts_on_shards(mlp: MLP, n: int) -> bool:
         if not _is_stateless(act):
             return False
         act = copy.deepcopy(act).train()  # so that dropout shows
-    x = torch.randn(2, 3, mlp.up.out_features, generator=torch.Generator().manual_seed(0), device="cpu")
+    x = torch.randn(2, 3, wide, generator=torch.Generator().manual_seed(0), device="cpu")
     shards = [part.flatten(2).clone() for part in x.unflatten(2, (-1, width)).chunk(n, dim=3)]  # of gate and up, each
     try:
         with torch.random.fork_rng(devices=[]):

@@ -147,7 +147,7 @@ def routing_of(choices, scores=None):
 @pytest.mark.parametrize("k", [1, 2, 4])
 @pytest.mark.parametrize("over", ["batch", "sequence"])
 def test_the_balance_loss_is_1_if_even_and_experts_over_k_if_all_choose_the_same(k, over):
-    moe = made(top_k=k, renormalise=False, balance_over=over)
+    moe = made(top_k=k, renormalise=False, balance=1.0, balance_over=over)
     even = routing_of([[[(k * t + i) % 8 for i in range(k)] for t in range(16)]] * 2)
     same = routing_of([[list(range(k))] * 16] * 2)
     assert moe.balance_loss(even.scores, loads(even)).item() == pytest.approx(1, abs=1e-15)
@@ -158,7 +158,9 @@ def test_loads_are_balanced_over_the_batch_or_in_each_sequence():
     """Two sequences, each of which sends all its tokens to its own expert: as a batch half as bad."""
     split = routing_of([[[0]] * 4, [[5]] * 4])
     found = {
-        over: made(top_k=1, renormalise=False, balance_over=over).balance_loss(split.scores, loads(split)).item()
+        over: made(top_k=1, renormalise=False, balance=1.0, balance_over=over)
+        .balance_loss(split.scores, loads(split))
+        .item()
         for over in ("batch", "sequence")
     }
     assert found == {"batch": 4, "sequence": 8}
@@ -308,8 +310,8 @@ REFUSED = {
     "top_k=True must be a whole number": {"top_k": True},
     "d_shared=1.5 must be a whole number": {"d_shared": 1.5},
     "balance_over='token' must be one of batch, sequence": {"balance_over": "token"},
-    "balance=-1 must be at least 0, and finite": {"balance": -1},
-    "bias_rate=nan must be at least 0, and finite": {"bias_rate": float("nan")},
+    "balance=-1 must be a number of at least 0, and finite": {"balance": -1},
+    "bias_rate=nan must be a number of at least 0, and finite": {"bias_rate": float("nan")},
     "capacity_factor=0 must be a number above 0, or None": {"capacity_factor": 0},
     "capacity_factor=inf must be a number above 0, or None": {"capacity_factor": float("inf")},
     "balance=0.1 is for experts, and experts=0: use experts=4, or more": {"experts": 0, "balance": 0.1},
