@@ -98,7 +98,7 @@ class Computed(Directive):
         module, name, result = compute(call)
         for used in sorted(ROOT.glob("lib/cost/*.py")) + sorted(ROOT.glob("book/trials/*.py")):
             env.note_dependency(str(used))
-        home = getattr(getattr(import_module(MODULES[module]), name, None), "__module__", MODULES[module])
+        home = getattr(getattr(import_module(MODULES[module]), of or name, None), "__module__", MODULES[module])
         number = nodes.paragraph("", "", nodes.literal("", call), nodes.Text(" = "), classes=["number"])
         number += nodes.strong("", said(result, name))
         here = {"refdoc": env.docname, "refwarn": True, "refexplicit": True}
