@@ -17,11 +17,11 @@ from book.terms import (
     block_flops,
     context_sends,
     expert_sends,
+    expert_shape_of,
     pipeline_sends,
     shape_of,
     states,
     tensor_sends,
-    with_experts,
     zero_sends,
 )
 from lib.cost.bubble import bubble
@@ -234,7 +234,7 @@ MODEL = (
         "Cuts the layers. A rank has l/p of them, its stage; microbatches pass through.",
         (
             Term("States:", "16Ψ/p", lambda e: states(e, pp=e["p"]), ON_MODEL),
-            "Activations: by schedule, on the rank that keeps most.",
+            "Activations: by schedule.",
         ),
         (
             Term(
@@ -284,7 +284,7 @@ EXPERTS = Technique(
         Term(
             "States of experts:",
             "16E · 3hfl/e",
-            lambda e: 16 * with_experts(e).routed_parameters(range(e["l"])) / e["e"],
+            lambda e: 16 * expert_shape_of(e).routed_parameters(range(e["l"])) / e["e"],
             ON_DATA,
         ),
         "The rank of the hottest expert keeps more.",

@@ -134,14 +134,14 @@ def context_sends(letters: Letters) -> float:
     return 3 * letters["l"] * letters["m"] * once
 
 
-def with_experts(letters: Letters) -> ExpertShape:
+def expert_shape_of(letters: Letters) -> ExpertShape:
     """The Llama, with E experts in each block, as wide as its MLP."""
     return ExpertShape(shape_of(letters), letters["E"], letters["k"], letters["f"])
 
 
 def expert_sends(letters: Letters) -> float:
     """Bytes of copies of tokens in the blocks of a step."""
-    of_block = dispatch_bytes(with_experts(letters), letters["b"] * letters["s"], letters["e"])
+    of_block = dispatch_bytes(expert_shape_of(letters), letters["b"] * letters["s"], letters["e"])
     return letters["l"] * letters["m"] * of_block
 
 

@@ -143,8 +143,8 @@ class ParallelModel:
         where, fits = f"dp={self.dp.size} x microbatches={pieces}", self.dp.size * pieces
         if rows // self.dp.size < pieces:
             raise ValueError(f"{rows} rows are too few for {where}: use {fits} or more")
-        by_row = any(m.options.balance and m.options.balance_over == "sequence" for m in self._mixtures)
-        if by_row and rows % fits:
+        each = (m.options for m in self._mixtures if m.options.balance)
+        if rows % fits and any(options.balance_over == "sequence" for options in each):
             raise ValueError(
                 f"{rows} rows are not equally many on {where}, and balance_over=sequence takes a mean over each: use a "
                 f"multiple of {fits}"

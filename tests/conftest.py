@@ -12,6 +12,7 @@ import time
 import zipfile
 from multiprocessing import resource_tracker
 from pathlib import Path
+from unittest.mock import patch
 
 import psutil
 import pytest
@@ -163,9 +164,8 @@ def private_temp_folder(tmp_path_factory):
     from lib.runtime.server import start_server
 
     start_server()
-    before, tempfile.tempdir = tempfile.tempdir, str(tmp_path_factory.mktemp("temp"))
-    yield
-    tempfile.tempdir = before
+    with patch.object(tempfile, "tempdir", str(tmp_path_factory.mktemp("temp"))):
+        yield
 
 
 @pytest.fixture

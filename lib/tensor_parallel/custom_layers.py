@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 from torch import Tensor, nn
@@ -121,10 +121,12 @@ def _has_hooks(module: nn.Module) -> bool:
 
 def _has_methods(module: nn.Module, kind: type[nn.Module]) -> bool:
     """Whether a module computes with the methods of this class."""
-    methods = METHODS.get(kind, ("forward",))
-    return isinstance(module, kind) and all(
-        getattr(getattr(module, name), "__func__", None) is getattr(kind, name) for name in methods
-    )
+    return isinstance(module, kind) and not _changed(module, kind, METHODS.get(kind, ("forward",)))
+
+
+def _changed(module: nn.Module, kind: type[nn.Module], methods: Iterable[str]) -> list[str]:
+    """Of these methods of a class, those that a module of it has of its own."""
+    return [name for name in methods if getattr(getattr(module, name), "__func__", None) is not getattr(kind, name)]
 
 
 def _is_stateless(module: nn.Module) -> bool:
@@ -142,7 +144,7 @@ def own_part(mixture: MoE, n: int) -> str:
     Its router and its shared MLP stay what they are.
     """
     methods = [name for name, value in vars(MoE).items() if inspect.isfunction(value) and not name.startswith("__")]
-    changed = [name for name in methods if getattr(getattr(mixture, name), "__func__", None) is not vars(MoE)[name]]
+    changed = _changed(mixture, MoE, methods)
     if changed or _has_hooks(mixture):
         return f"a {changed[0]}()" if changed else "hooks"
     experts = mixture.experts

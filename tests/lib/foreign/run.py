@@ -4,11 +4,11 @@ import logging
 import os
 import tempfile
 import warnings
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from datetime import timedelta
 from pathlib import Path
 from typing import NamedTuple
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -50,18 +50,8 @@ def record(cases: Iterable[Case], folder: str | Path) -> None:
     wanted = dict.fromkeys(listed + [case.alone for case in listed])
     for ranks in sorted({case.ranks for case in wanted}):
         some = [case for case in wanted if case.ranks == ranks]
-        with tempfile.TemporaryDirectory() as private, errors_of_ranks_in(private):
+        with tempfile.TemporaryDirectory() as private, patch.object(tempfile, "tempdir", private):  # tracebacks too
             mp.start_processes(run_rank, (ranks, some, Path(folder), private), ranks, start_method="fork")
-
-
-@contextmanager
-def errors_of_ranks_in(folder: str) -> Iterator[None]:
-    """Tracebacks, which torch leaves where Python makes temporary files, go with the folder."""
-    before, tempfile.tempdir = tempfile.tempdir, folder
-    try:
-        yield
-    finally:
-        tempfile.tempdir = before
 
 
 def run_rank(rank: int, ranks: int, cases: list[Case], folder: Path, private: str) -> None:
