@@ -24,6 +24,9 @@ ROOT = Path(__file__).parents[1]
 # What a shell starts in the background ignores Ctrl-C, and so do its children: those that the tests interrupt, too.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
+if "PYTEST_XDIST_WORKER" in os.environ:  # as a rank: threads of two processes on two cores wait for each other
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 RERUN_S = 2.0  # from a time that was missed to the next try
 
 

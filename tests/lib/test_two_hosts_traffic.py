@@ -10,6 +10,7 @@ from statistics import median
 import pytest
 
 from lib.layout import Layout
+from lib.model import GPTConfig
 from lib.planner.plan_messages import bytes_out_of_a_node
 from lib.train import planned
 from lib.training.config import TrainConfig
@@ -45,21 +46,22 @@ def sent_in_a_step(folder, host):
     return (sent["bytes"] - HEADER_BYTES * sent["packets"]) / (LAST - FIRST)
 
 
-def trained(hosts, folder, layout, ranks, steps):
+def trained(hosts, folder, layout, ranks, steps, model=None):
     """Train on both hosts; the seconds of each step."""
     program, report = folder / "counted.py", folder / "report.json"
     program.write_text(COUNTED)
-    options = {**layout.sizes, "attention": layout.attention}
-    axes = " ".join(f"--{name} {value}" for name, value in options.items())
-    words = f"{program} {folder} {axes} --steps {steps} --validate-every 0 --report {report}"
+    options = {**layout.sizes, "ep": layout.ep, "attention": layout.attention, **(model or {})}
+    settings = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in options.items())
+    words = f"{program} {folder} {settings} --steps {steps} --validate-every 0 --report {report}"
     both = [hosts.torchrun(host, words, ranks=ranks) for host in ADDRESSES]
     assert [one.wait(300) for one in both] == [0, 0], hosts.said("node0") + hosts.said("node1")
     return json.loads(report.read_text())["ranks"][0]["step_s"]
 
 
-def planned_bytes(layout, ranks):
+def planned_bytes(layout, ranks, model=None):
     """Bytes that the plan lets leave the node that sends most, in a step."""
-    return sum(bytes_out_of_a_node(planned(TrainConfig(layout=layout)), ranks).values())
+    config = TrainConfig(model=GPTConfig(**model or {}), layout=layout)
+    return sum(bytes_out_of_a_node(planned(config), ranks).values())
 
 
 @pytest.mark.thorough("two torchruns", keep=0)
@@ -78,6 +80,17 @@ def test_what_crosses_the_cable(hosts, tmp_path, axes, ranks, say):
     trained(hosts, tmp_path, layout, ranks, LAST + 1)
     sent, plan = max(sent_in_a_step(tmp_path, host) for host in ADDRESSES), planned_bytes(layout, ranks)
     say(f"{axes}: {sent:,.0f} bytes of a step leave a host; the plan says {plan:,.0f}, {sent / plan - 1:+.2%}")
+    assert sent == pytest.approx(plan, rel=0.01)
+
+
+@pytest.mark.hosts("all-to-all of experts across")
+@pytest.mark.thorough("two torchruns", keep=0)
+def test_what_experts_send_across_the_cable(hosts, tmp_path, say):
+    """Each token chooses every expert, so that the table of rows is even and the plan exact."""
+    layout, every = Layout(dp=4, ep=4), {"experts": 4, "top_k": 4, "d_expert": 16}
+    trained(hosts, tmp_path, layout, 2, LAST + 1, every)
+    sent, plan = max(sent_in_a_step(tmp_path, host) for host in ADDRESSES), planned_bytes(layout, 2, every)
+    say(f"ep 4: {sent:,.0f} bytes of a step leave a host; the plan says {plan:,.0f}, {sent / plan - 1:+.2%}")
     assert sent == pytest.approx(plan, rel=0.01)
 
 
