@@ -125,6 +125,7 @@ def numbers() -> dict:
             "stages_per_rank": choices.MOST_STAGES_PER_RANK,
             "nodes_of_tp": choices.MOST_NODES_OF_TP,
             "tokens_of_cp": choices.FEWEST_TOKENS,
+            "cp_ranks": choices.CP_RANKS,
             "optimizer_bytes": seconds.OPTIMIZER_BYTES,
             "tp_sums": seconds.TP_SUMS,
             "bucket": seconds.BUCKET,

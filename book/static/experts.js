@@ -147,9 +147,14 @@ const withExperts = ({ models, table, no_seconds: noSeconds, no_error: noError, 
     const of = ofShape(shape), { recipe } = stack, batch = training.global_batch, sequence = base.context;
     const each = stack.fused_swiglu ? 6 : 8, room = device.memory_bytes * stack.usable_share;
     const { verdict, ranText } = plannerMargin({ limits }, room);
-    const states = (held, zero, ranks) => held * (recipe.weight_bytes / (zero >= 3 ? ranks : 1)
-      + recipe.gradient_bytes / (zero >= 2 ? ranks : 1)
-      + (recipe.master_bytes + recipe.state_bytes) / (zero >= 1 ? ranks : 1));
+    const states = ({ blocks, embedding, head }, zero, ranks, m) => {
+      const trained = blocks + embedding + head, [ofBlock, ofEmbedding, ofHead] = limits.optimizers[training.optimizer];
+      const more = embedding * (ofEmbedding - ofBlock) + head * (ofHead - ofBlock);
+      const areWhole = zero >= 2 && ranks > 1 && stack.whole_gradient_bytes > 0 && m > 1;
+      return (trained * recipe.weight_bytes) / (zero >= 3 ? ranks : 1)
+        + trained * (areWhole ? stack.whole_gradient_bytes : recipe.gradient_bytes / (zero >= 2 ? ranks : 1))
+        + (trained * (recipe.master_bytes + recipe.state_bytes) + more) / (zero >= 1 ? ranks : 1);
+    };
     const activations = ({ tp, rows, recompute }, blocks, inFlight) => {
       const tokens = rows * sequence, without = of.numDense(blocks), attention = of.kept(tp), routed = of.copies(tp, each);
       const shared = (each * shape.d_shared) / tp, dense = (each * base.d_mlp) / tp;
@@ -165,32 +170,50 @@ const withExperts = ({ models, table, no_seconds: noSeconds, no_error: noError, 
     const ofRank = (layout, place) => {
       const { tp, pp, dp, ep, rows, zero } = layout, edp = dp / ep, isLast = place === pp - 1;
       const blocks = stageBlocks(base.num_layers, pp)[place];
-      const ends = Number(place === 0) + Number(isLast && !(place === 0 && base.tied));
-      const replicated = (of.replicated(blocks) + ends * of.ends + Number(isLast) * base.d_model) / tp;
+      const tpOfWords = stack.splits_vocabulary ? tp : 1; // of the embedding, and of the logits
+      const replicated = {
+        blocks: (of.replicated(blocks) + Number(isLast) * base.d_model) / tp,
+        embedding: (Number(place === 0) * of.ends) / tpOfWords,
+        head: (Number(isLast && !(place === 0 && base.tied)) * of.ends) / tp,
+      };
+      const routed = { blocks: of.routed(blocks) / (tp * ep), embedding: 0, head: 0 };
       const m = Math.max(1, Math.floor(batch / (dp * rows))), kept = activations(layout, blocks, Math.min(m, pp - place));
-      const block = (one) => of.replicated([one]) + (edp > 1 ? of.routed([one]) / ep : 0);
+      const units = blocks.map((one) => of.replicated([one]) + (edp > 1 ? of.routed([one]) / ep : 0));
+      const twoUnits = units.length > 1 ? Math.max(...units.slice(1).map((one, i) => units[i] + one)) : 2 * units[0];
       const held = {
-        replicated: states(replicated, zero, dp),
-        experts: states(of.routed(blocks) / (tp * ep), zero, edp),
+        replicated: states(replicated, zero, dp, m),
+        experts: states(routed, zero, edp, m),
         activations: stack.spare_activations * kept[0],
         routed: stack.spare_activations * kept[1],
-        logits: isLast ? (stack.logits_bytes * rows * sequence * base.vocab_size) / tp : 0,
-        gathered: zero < 3 ? 0 : (2 * (recipe.weight_bytes + 2) * Math.max(...blocks.map(block))) / tp,
+        logits: isLast ? (stack.logits_bytes * rows * sequence * base.vocab_size) / tpOfWords : 0,
+        gathered: zero < 3 ? 0 : ((recipe.weight_bytes + 2) * Math.max(twoUnits, Number(isLast) * of.ends)) / tp,
       };
       return { ...held, total: sum(Object.values(held)) };
     };
     const most = (layout) =>
       places(0, layout.pp).map((place) => ofRank(layout, place)).reduce((a, b) => (b.total > a.total ? b : a));
-    const distinct = (groups) => {
-      const outside = all - all / groups;
-      return groups * (1 - places(0, k).reduce((ratio, i) => (ratio * Math.max(0, outside - i)) / (all - i), 1));
+    // How probable it is that a share of the experts has any of the k experts of a token.
+    const anyOf = (share) => {
+      const outside = all - Math.round(all * share);
+      return 1 - places(0, k).reduce((ratio, i) => (ratio * Math.max(0, outside - i)) / (all - i), 1);
     };
-    const sent = ({ tp, dp, ep: n, recompute }) => {
+    // Of n neighbours that are a group, how many are on each node: first on that of the rank with the fewest beside it.
+    const onNodes = (n, inNode, ranks) => {
+      let fewest = null;
+      for (let start = 0; start < Math.min(ranks, (n * inNode) / gcd(n, inNode)); start += n) {
+        const first = Math.min(n, inNode - (start % inNode)), rest = (n - first) % inNode;
+        const parts = [first, ...Array(Math.floor((n - first) / inNode)).fill(inNode), ...(rest ? [rest] : [])]
+          .sort((a, b) => a - b);
+        if (!fewest || parts[0] < fewest[0]) fewest = parts;
+      }
+      return fewest;
+    };
+    const sent = ({ tp, pp, dp, ep: n, recompute }) => {
       const tokens = (batch * sequence) / dp / tp, times = recompute === "full" ? 6 : 4;
       const total = (times * k * tokens * base.d_model * 2 * (n - 1)) / n;
-      const here = gcd(n, Math.max(1, Math.floor(perNode / tp)));
-      const across = n > 1 ? (total * (n - here)) / (n - 1) : 0;
-      return { inside: total - across, across, across_once: (across * distinct(n / here)) / k };
+      const others = onNodes(n, Math.max(1, Math.floor(perNode / tp)), pp * dp).slice(1), away = sum(others);
+      const across = n > 1 ? (total * away) / (n - 1) : 0, once = sum(others.map((part) => anyOf(part / n)));
+      return { inside: total - across, across, across_once: away ? (across * once * n) / (k * away) : 0 };
     };
     const possibleTp = () => {
       const widths = [shape.d_expert, shape.d_shared, shape.dense.length ? base.d_mlp : 0].reduce(gcd);

@@ -8,21 +8,29 @@ const plannerLayouts = (of) => {
   const mostTp = Math.min(heads, limits.nodes_of_tp * perNode);
   const sharesHeads = (n) => n <= mostTp && heads % n === 0 && (keyHeads % n === 0 || n % keyHeads === 0);
   const ofNode = (tp) => Math.max(1, Math.floor(perNode / tp)); // data-parallel ranks, over which HSDP shards
-  const mostCp = Math.max(1, 2 ** Math.floor(Math.log2(s / limits.tokens_of_cp)));
+  const cpRanks = limits.cp_ranks.filter((n) => n === 1 || (s % n === 0 && s / n >= limits.tokens_of_cp));
 
   // Which layouts cannot be, and what would make them possible.
   const REFUSALS = [
     [({ tp }) => !sharesHeads(tp),
       ({ tp }) => `${heads} heads${keyHeads < heads ? `, ${keyHeads} of keys and values,` : ""} cannot be shared by ${
         tp} tensor-parallel ranks: choose tp ${oneOf(divisors(heads).filter((n) => sharesHeads(n) && gpus % n === 0))}.`],
-    [({ cp }) => cp > mostCp || !Number.isInteger(Math.log2(cp)),
-      ({ cp }) => `A context-parallel rank needs ${many(limits.tokens_of_cp)} tokens of a sequence or more: choose cp ${
-        oneOf(powers(mostCp))}, or sequences of ${many(cp * limits.tokens_of_cp)} tokens.`],
+    [({ cp }) => !limits.cp_ranks.includes(cp),
+      () => `Context parallelism is planned over powers of two, ${limits.cp_ranks.at(-1)} at most: choose cp ${
+        oneOf(cpRanks)}.`],
+    [({ cp }) => !cpRanks.includes(cp),
+      ({ cp }) => {
+        const needs = cp * limits.tokens_of_cp, ways = `choose cp ${oneOf(cpRanks)}, or sequences of ${
+          many(Math.max(needs, Math.ceil(s / cp) * cp))} tokens.`;
+        return s < needs
+          ? `A context-parallel rank needs ${many(limits.tokens_of_cp)} tokens of a sequence or more: ${ways}`
+          : `${many(s)} tokens of a sequence cannot be shared evenly by ${cp} context-parallel ranks: ${ways}`;
+      }],
     [({ cp, attention }) => attention && cp === 1,
       ({ attention }) => `There are no ranks over which attention goes by ${attention}: choose cp 2 or more.`],
     [(layout) => layout.cp > 1 && wayOf(layout) === "ulysses" && !ranksShareHeads(layout.tp, layout.cp),
       ({ tp, cp }) => {
-        const [own, ofKeys] = headsOfRank(tp), ways = powers(mostCp).filter((n) => n > 1 && ranksShareHeads(tp, n));
+        const [own, ofKeys] = headsOfRank(tp), ways = cpRanks.filter((n) => n > 1 && ranksShareHeads(tp, n));
         return `${own} heads of a tensor-parallel rank, ${ofKeys} of keys and values, cannot be shared by ${
           cp} ranks of Ulysses: choose ${ways.length ? `cp ${oneOf(ways)}, or a ring` : "a ring"}.`;
       }],
@@ -68,7 +76,7 @@ const plannerLayouts = (of) => {
   // Those that heads, tokens and layers allow, and the GPUs divide by; stages per rank are those of a pipeline.
   const axes = {
     tp: divisors(heads).filter((n) => sharesHeads(n) && gpus % n === 0),
-    cp: powers(mostCp).filter((n) => gpus % n === 0),
+    cp: cpRanks.filter((n) => gpus % n === 0),
     pp: divisors(gpus).filter(hasEvenStages),
     v: (pp) => upTo(limits.stages_per_rank).filter((v) => hasEvenStages(pp * v)),
   };

@@ -192,6 +192,15 @@ def dispatch_bytes(shape: ExpertShape, tokens: float, ep: int, *, sends: int = 4
     return sends * shape.top_k * tokens * shape.base.d_model * itemsize * (ep - 1) / ep
 
 
+def any_of_experts(num_experts: int, top_k: int, share: float) -> float:
+    """How probable it is that a share of the experts has any of the k experts of a token; uniform choices.
+
+    1 − C(E − E · share, k)/C(E, k).
+    """
+    outside = num_experts - round(num_experts * share)
+    return 1 - math.comb(outside, top_k) / math.comb(num_experts, top_k)
+
+
 def distinct_groups(num_experts: int, top_k: int, groups: int) -> float:
     """Groups of experts that the k experts of a token are in, the mean over uniform choices.
 
@@ -202,5 +211,4 @@ def distinct_groups(num_experts: int, top_k: int, groups: int) -> float:
     """
     if groups < 1 or num_experts % groups:
         raise ValueError(f"{num_experts} experts cannot be in {groups} equal groups; use a divisor")
-    outside = num_experts - num_experts // groups
-    return groups * (1 - math.comb(outside, top_k) / math.comb(num_experts, top_k))
+    return groups * any_of_experts(num_experts, top_k, 1 / groups)

@@ -176,7 +176,7 @@ def printed_experts(args: argparse.Namespace, shape: ExpertShape | None = None, 
         option = option_of(next(iter(changed)))
         raise ValueError(f"{option} cannot be changed in a model with experts: change its config.json")
     refuse_not_modelled(args)
-    if others := [name for name in ("lora", "offload", "fp8", "whole_gradient_bytes") if getattr(args, name)]:
+    if others := [name for name in ("lora", "offload", "fp8") if getattr(args, name)]:
         raise ValueError(f"{option_of(others[0])} is not modelled for a model with experts: leave it out")
     if args.context_parallel or args.zero_bubble or args.all_choices:
         raise ValueError("layouts with experts are searched over tp, pp, dp and ep only: leave out wider choices")

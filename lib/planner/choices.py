@@ -20,6 +20,7 @@ from lib.planner.training import Layout4D, Training
 
 MOST_ROWS, MOST_STAGES_PER_RANK, MOST_NODES_OF_TP = 8, 12, 2
 FEWEST_TOKENS = 2048  # of a sequence, on a context-parallel rank
+CP_RANKS = [2**k for k in range(10)]  # that are planned
 DEFERRED = "zb-h1", "zb-v"  # schedules that defer weight gradients
 
 
@@ -104,8 +105,9 @@ def possible_tp(training: Training) -> list[int]:
 
 
 def possible_cp(training: Training) -> list[int]:
-    """Context-parallel ranks that have tokens enough."""
-    return [n for n in (2**k for k in range(10)) if n == 1 or training.model.context // n >= FEWEST_TOKENS]
+    """Context-parallel ranks that share the tokens of a sequence evenly, and have enough of them."""
+    tokens = training.model.context
+    return [n for n in CP_RANKS if n == 1 or (tokens % n == 0 and tokens // n >= FEWEST_TOKENS)]
 
 
 def all_layouts(training: Training, choices: Choices) -> Iterator[Layout4D]:

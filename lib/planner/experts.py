@@ -17,10 +17,11 @@ from itertools import product
 from typing import NamedTuple
 
 from lib.cost.bubble import kept_by
-from lib.cost.experts import ExpertShape, attention_kept_bytes, dispatch_bytes, distinct_groups, routed_kept_bytes
-from lib.cost.held import state_bytes
+from lib.cost.experts import ExpertShape, any_of_experts, attention_kept_bytes, dispatch_bytes, routed_kept_bytes
 from lib.layout import divisors, one_of
 from lib.planner.margin import FITS, HEADROOM, TOO_LARGE, memory_verdict
+from lib.planner.memory import HeldParameters, held_parameters, state_of_held
+from lib.planner.seconds import stay_whole
 from lib.planner.training import Training
 
 # Runs in `book/published/experts.json`, and the lowest and the highest error of their seconds as a dense model of the
@@ -66,7 +67,7 @@ class ExpertBytes(NamedTuple):
     activations: float  # of attention, dense MLPs and shared experts
     routed: float  # activations of the copies of tokens in experts
     logits: float
-    gathered: float  # a block that ZeRO-3 unsharded, and its gradients
+    gathered: float  # two blocks that ZeRO-3 unsharded, or the head if that is larger; and their gradients
 
     @property
     def total(self) -> float:
@@ -87,7 +88,10 @@ class ExpertTraining:
 
 
 class AllToAll(NamedTuple):
-    """Bytes that a rank sends in a step for a block with experts: inside its node, and across nodes."""
+    """Bytes that a rank sends in a step for a block with experts: inside its node, and across nodes.
+
+    Of ranks that do not all have as many of their group on their node, the rank that sends most across.
+    """
 
     inside: float
     across: float
@@ -110,20 +114,30 @@ def stage_blocks(layers: int, pp: int) -> list[range]:
 
 def rank_bytes(of: ExpertTraining, layout: ExpertLayout, place: int) -> ExpertBytes:
     """By kind, on a rank at this place in the pipeline."""
-    shape, stack, tp, zero = of.shape, of.training.stack, layout.tp, layout.zero
+    shape, stack, tp = of.shape, of.training.stack, layout.tp
     blocks, is_last = stage_blocks(shape.base.num_layers, layout.pp)[place], place == layout.pp - 1
-    ends = (place == 0) + (is_last and not (place == 0 and shape.base.tied))
-    replicated = shape.replicated_parameters(blocks) + ends * shape.end_parameters + is_last * shape.base.d_model
-    routed = shape.routed_parameters(blocks) / (tp * layout.ep)
+    m, logits = microbatches(of, layout), 0.0
     states = [
-        sum(state_bytes(held, stack.recipe, zero=zero, dp=ranks).values())
-        for held, ranks in ((replicated / tp, layout.dp), (routed, layout.edp))
+        sum(state_of_held(of.training, held, layout.zero, ranks, stay_whole(of.training, layout.zero, ranks, m)))
+        for held, ranks in zip(_held(of, layout, place, blocks), (layout.dp, layout.edp), strict=True)
     ]
-    tokens = layout.rows * of.sequence
-    in_flight = kept_by(place, layout.pp, microbatches(of, layout))
-    kept = _kept(of, layout, blocks, in_flight)
-    logits = stack.logits_bytes * tokens * shape.base.vocab_size / tp if is_last else 0.0
-    return ExpertBytes(*states, *(stack.spare_activations * n for n in kept), logits, _gathered(of, layout, blocks))
+    kept = _kept(of, layout, blocks, kept_by(place, layout.pp, m))
+    if is_last:
+        tp_of_words = tp if stack.splits_vocabulary else 1
+        logits = stack.logits_bytes * layout.rows * of.sequence * shape.base.vocab_size / tp_of_words
+    gathered = _gathered(of, layout, blocks, is_last)
+    return ExpertBytes(*states, *(stack.spare_activations * n for n in kept), logits, gathered)
+
+
+def _held(
+    of: ExpertTraining, layout: ExpertLayout, place: int, blocks: range
+) -> tuple[HeldParameters, HeldParameters]:
+    """Parameters of a rank before data-parallel ranks shard them: all except routed experts, and these."""
+    shape, tp, is_last = of.shape, layout.tp, place == layout.pp - 1
+    ends = held_parameters(of.training, tp, place == 0, is_last, 0)
+    rest = shape.replicated_parameters(blocks) + is_last * shape.base.d_model
+    routed = shape.routed_parameters(blocks) / (tp * layout.ep)
+    return ends._replace(blocks=rest / tp), HeldParameters(routed, 0, 0, 0)
 
 
 def rank_bytes_most(of: ExpertTraining, layout: ExpertLayout) -> ExpertBytes:
@@ -154,14 +168,22 @@ def _kept(of: ExpertTraining, layout: ExpertLayout, blocks: range, in_flight: fl
     return tokens * (inputs + attention + largest[0]), tokens * largest[1]
 
 
-def _gathered(of: ExpertTraining, layout: ExpertLayout, blocks: range) -> float:
-    """Bytes of a block that ZeRO-3 gathers, and of its gradients; experts with one copy are never gathered."""
+def _gathered(of: ExpertTraining, layout: ExpertLayout, blocks: range, has_head: bool) -> float:
+    """Bytes of units that ZeRO-3 gathers, and of their gradients: two neighbouring blocks, or the head.
+
+    Experts with one copy are never gathered.
+    """
     if layout.zero < 3:
         return 0.0
-    shape, each = of.shape, 2 * (of.training.stack.recipe.weight_bytes + 2)
+    shape, each = of.shape, of.training.stack.recipe.weight_bytes + 2
     routed = layout.ep if layout.edp > 1 else math.inf
-    one = (range(place, place + 1) for place in blocks)
-    return each * max(shape.replicated_parameters(b) + shape.routed_parameters(b) / routed for b in one) / layout.tp
+    units = [shape.replicated_parameters(b) + shape.routed_parameters(b) / routed for b in map(_alone, blocks)]
+    most = max(map(sum, zip(units, units[1:], strict=False)), default=2 * units[0])
+    return each * max(most, has_head * shape.end_parameters) / layout.tp
+
+
+def _alone(place: int) -> range:
+    return range(place, place + 1)
 
 
 def exchanged_bytes(of: ExpertTraining, layout: ExpertLayout) -> AllToAll:
@@ -174,11 +196,27 @@ def exchanged_bytes(of: ExpertTraining, layout: ExpertLayout) -> AllToAll:
     tokens = of.training.global_batch * of.sequence / layout.dp / layout.tp
     sends = 6 if layout.recompute == "full" else 4
     total = dispatch_bytes(shape, tokens, n, sends=sends)
-    here = math.gcd(n, max(1, cluster.per_node // layout.tp))  # ranks of the group on a node
-    across = total * (n - here) / (n - 1) if n > 1 else 0.0
-    nodes = n // here
-    once = distinct_groups(shape.num_experts, shape.top_k, nodes) / shape.top_k  # of the copies, those that differ
-    return AllToAll(total - across, across, across * once)
+    others = _on_nodes(n, max(1, cluster.per_node // layout.tp), layout.pp * layout.dp)[1:]
+    away = sum(others)
+    across = total * away / (n - 1) if n > 1 else 0.0
+    # Of a token's k copies k · away/n leave the node; once, one to each node that has any of its experts.
+    once = sum(any_of_experts(shape.num_experts, shape.top_k, part / n) for part in others)
+    return AllToAll(total - across, across, across * once * n / (shape.top_k * away) if away else 0.0)
+
+
+def _on_nodes(n: int, room: int, ranks: int) -> list[int]:
+    """Of n neighbours that are a group, how many are on each node: first on that of the rank with the fewest beside it.
+
+    Args:
+        room: neighbours that a node has room for.
+        ranks: all, in groups one after the other, so that with n = 64 and room 72 the second group is on two nodes.
+    """
+    groups = []
+    for start in range(0, min(ranks, math.lcm(n, room)), n):
+        first = min(n, room - start % room)
+        nodes, rest = divmod(n - first, room)
+        groups.append(sorted([first, *[room] * nodes, *[rest] * bool(rest)]))
+    return min(groups, key=lambda parts: parts[0])
 
 
 # ---- layouts --------------------------------------------------------------------------------------------------------

@@ -94,10 +94,13 @@ class HeldParameters(NamedTuple):
 def parameters_of_rank(training: Training, layout: Layout4D, rank: int) -> HeldParameters:
     """Of blocks, embedding, head and adapters, on a rank at this place in the pipeline."""
     has_embedding, has_head, blocks, _ = share_of_rank(training, layout, rank)
-    return _held(training, layout.tp, has_embedding, has_head, blocks)
+    return held_parameters(training, layout.tp, has_embedding, has_head, blocks)
 
 
-def _held(training: Training, tp: int, has_embedding: bool, has_head: bool, blocks: float) -> HeldParameters:
+def held_parameters(
+    training: Training, tp: int, has_embedding: bool, has_head: bool, blocks: float
+) -> HeldParameters:
+    """Of so many blocks, with the embedding and the head, on each of tp ranks."""
     embedding = has_embedding * training.end_parameters / (tp if training.stack.splits_vocabulary else 1)
     head = (has_head and not (has_embedding and training.model.tied)) * training.end_parameters / tp
     adapters = blocks * training.adapters.block_parameters(training.model, tp) if training.adapters else 0.0
@@ -129,7 +132,19 @@ def _state(
     blocks: float,
 ) -> State:
     """Many layouts of a search have the same."""
-    held, recipe = _held(training, tp, has_embedding, has_head, blocks), training.stack.recipe
+    return state_of_held(
+        training, held_parameters(training, tp, has_embedding, has_head, blocks), zero, shards, whole
+    )
+
+
+def state_of_held(training: Training, held: HeldParameters, zero: int, shards: int, whole: bool) -> State:
+    """Bytes of parameters, gradients and optimizer that a rank has of these parameters.
+
+    Args:
+        shards: data-parallel ranks that share them by stage `zero`.
+        whole: the gradients are not shared, for which `lib.planner.seconds.stay_whole` has the reason.
+    """
+    recipe = training.stack.recipe
     if training.adapters:
         recipe = recipe_of_optimizer(ADAPTER_RECIPE, training.optimizer)
     parameters, gradients, optimizer = state_bytes(held.trained, recipe, zero=zero, dp=shards).values()

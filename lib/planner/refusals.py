@@ -11,7 +11,7 @@ from functools import partial
 
 from lib.cost.sizes import heads_of_rank, shares_heads
 from lib.layout import divisors, one_of
-from lib.planner.choices import FEWEST_TOKENS, MOST_ROWS, MOST_STAGES_PER_RANK, possible_cp, possible_tp
+from lib.planner.choices import CP_RANKS, FEWEST_TOKENS, MOST_ROWS, MOST_STAGES_PER_RANK, possible_cp, possible_tp
 from lib.planner.context import way_of
 from lib.planner.seconds import has_even_stages
 from lib.planner.training import Layout4D, Training
@@ -40,11 +40,14 @@ def _refusals(training: Training, layout: Layout4D, able: frozenset[str]) -> Ite
         ways = one_of(n for n in possible_tp(training) if gpus % n == 0)
         shared = f", {keys} of keys and values," if keys < heads else ""
         yield f"{heads} heads{shared} cannot be shared by {tp} tensor-parallel ranks: choose tp {ways}."
-    if cp not in possible_cp(training):
-        yield (
-            f"A context-parallel rank needs {FEWEST_TOKENS:,} tokens of a sequence or more: choose cp "
-            f"{one_of(possible_cp(training))}, or sequences of {cp * FEWEST_TOKENS:,} tokens."
-        )
+    if cp not in (possible := possible_cp(training)):
+        tokens, needs = model.context, cp * FEWEST_TOKENS
+        if cp not in CP_RANKS:
+            yield f"Context parallelism is planned over powers of two, {CP_RANKS[-1]} at most: choose cp {one_of(possible)}."
+        ways = f"choose cp {one_of(possible)}, or sequences of {max(needs, -(-tokens // cp) * cp):,} tokens"
+        if tokens < needs:
+            yield f"A context-parallel rank needs {FEWEST_TOKENS:,} tokens of a sequence or more: {ways}."
+        yield f"{tokens:,} tokens of a sequence cannot be shared evenly by {cp} context-parallel ranks: {ways}."
     if layout.attention and cp == 1:
         yield f"There are no ranks over which attention goes by {layout.attention}: choose cp 2 or more."
     own, of_keys = heads_of_rank(model, tp)

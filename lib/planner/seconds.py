@@ -189,15 +189,19 @@ def _own_parameters(training: Training, layout: Layout4D) -> float:
 
 
 def keeps_whole_gradients(training: Training, layout: Layout4D) -> bool:
-    """Whether a rank that shards gradients keeps them whole until the last microbatch of a step.
+    """Whether a rank that shards gradients keeps them whole until the last microbatch of a step."""
+    return stay_whole(training, layout.zero, layout.shards, layout.microbatches(training.global_batch))
+
+
+def stay_whole(training: Training, zero: int, shards: int, microbatches: float) -> bool:
+    """Whether gradients stay whole over so many microbatches, on each of these data-parallel ranks.
 
     Whole gradients replace the shards: the last microbatch turns them into shards, unit by unit.
 
     Source: PyTorch's `fully_shard`, `post_backward` in `_fsdp_param_group.py` (torch 2.13): without a sum it returns
     before the reduce-scatter, and keeps `unsharded_accumulated_grad` in the dtype of the sum.
     """
-    is_sharded = layout.zero >= 2 and layout.shards > 1
-    return is_sharded and training.stack.whole_gradient_bytes > 0 and layout.microbatches(training.global_batch) > 1
+    return zero >= 2 and shards > 1 and training.stack.whole_gradient_bytes > 0 and microbatches > 1
 
 
 def _over_dp(

@@ -11,6 +11,7 @@ import pytest
 from book.explain.experts import expert_shape_of
 from lib.cost.expert_models import EXPERT_MODELS
 from lib.cost.hardware import GPUS
+from lib.cost.sizes import OPTIMIZERS, recipe_of_optimizer
 from lib.planner.expert_report import NO_ERROR_OF_EXPERTS, ran_by_ep, report_of_experts
 from lib.planner.experts import (
     NO_SECONDS_OF_EXPERTS,
@@ -58,7 +59,11 @@ def some_training(rng):
     stack = stack_for(rng.choice(list(STACKS)) if rng.random() < 0.5 else "fsdp-eager", "h100")
     card = replace(GPUS["h100"], memory_bytes=rng.choice((24, 40, 64, 80, 80)) * 1e9)
     cluster = Cluster(card, rng.choice((1, 6, 8, 16, 64, 96, 256, 512)), rng.choice((1, 4, 8, 8, 12, 72)))
-    return ExpertTraining(shape, Training(shape.base, cluster, stack, rng.choice((96, 512, 1000, 1024, 4096))))
+    optimizer = rng.choice(list(OPTIMIZERS))
+    if optimizer != "adam":
+        stack = replace(stack, recipe=recipe_of_optimizer(stack.recipe, optimizer))
+    batch = rng.choice((96, 512, 1000, 1024, 4096))
+    return ExpertTraining(shape, Training(shape.base, cluster, stack, batch, optimizer=optimizer))
 
 
 def plain(of):

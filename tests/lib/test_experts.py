@@ -12,7 +12,7 @@ from lib.cost.expert_models import EXPERT_MODELS
 from lib.cost.experts import ExpertShape, attention_kept_bytes, dispatch_bytes, distinct_groups
 from lib.cost.hardware import GPUS
 from lib.cost.held import activation_bytes
-from lib.cost.sizes import ModelShape
+from lib.cost.sizes import OPTIMIZERS, ModelShape, recipe_of_optimizer
 from lib.planner.__main__ import main
 from lib.planner.expert_report import report_of_experts
 from lib.planner.experts import (
@@ -139,6 +139,27 @@ def test_bytes_of_the_all_to_alls():
     assert exchanged_bytes(run(), ExpertLayout(1, 1, 64, 1)) == (0, 0, 0)
 
 
+@pytest.mark.parametrize(
+    ("gpus", "per_node", "ep"), [(64, 72, 64), (6, 8, 6), (144, 72, 48), (144, 72, 16), (96, 6, 4)]
+)
+def test_what_crosses_nodes_is_counted_rank_by_rank(gpus, per_node, ep):
+    """Where a group does not begin with a node, too: the rank that sends most across, copy by copy."""
+    shape = replace(MIXTRAL, num_experts=2 * ep, top_k=2)
+    pairs, across, once = [*combinations(range(2 * ep), 2)], 0.0, 0.0
+    for rank in range(gpus):
+        first, home = rank // ep * ep, rank // per_node
+        away = [peer for peer in range(first, first + ep) if peer // per_node != home]
+        nodes = {(peer - first) * 2 + i: peer // per_node for peer in away for i in (0, 1)}  # of experts that are away
+        met = sum(len({nodes[one] for one in pair if one in nodes}) for pair in pairs)
+        if len(away) / ep > across:
+            across, once = len(away) / ep, met / len(pairs) / 2
+    copy = 4 * 2 * (gpus * 4096 / gpus) * 4096 * 2  # of a rank with one sequence, to itself as well
+    found = exchanged_bytes(run(shape, gpus, gpus, per_node=per_node), ExpertLayout(1, 1, gpus, ep))
+    assert found.total == pytest.approx(copy * (ep - 1) / ep)
+    assert found.across == pytest.approx(copy * across) and found.across_once == pytest.approx(copy * once)
+    assert (found.across == 0) == (gpus <= per_node)
+
+
 # ---- memory, by hand ------------------------------------------------------------------------------------------------
 
 
@@ -198,7 +219,36 @@ def test_zero_shards_experts_over_the_ranks_that_hold_them():
     block = MIXTRAL.replicated_parameters(range(1))
     assert few[3].gathered == 2 * 4 * (block + 3 * 4096 * 14_336)
     alone = rank_bytes(run(gpus=8), ExpertLayout(1, 1, 8, 8, zero=3), 0)
-    assert alone.gathered == 2 * 4 * block and alone.experts == few[0].experts
+    assert alone.gathered == 4 * 32_000 * 4096 > 2 * 4 * block, "the head is larger than two blocks without experts"
+    assert alone.experts == few[0].experts
+
+
+def test_a_stack_counts_for_experts_as_for_a_dense_model():
+    """Gradients that stay whole in 32 bit until the last microbatch, and a vocabulary that tp does not cut."""
+    at, of = ExpertLayout(1, 1, 64, 8, zero=3), stack_for("kempner-forge", "h100")
+    each, others = of.recipe.bytes_per_parameter, of.recipe.bytes_per_parameter - of.recipe.gradient_bytes
+    few = {batch: rank_bytes(run(batch=batch, stack="kempner-forge"), at, 0) for batch in (64, 128)}
+    experts = MIXTRAL.routed_parameters(MIXTRAL.blocks)
+    rest, words = MIXTRAL.num_parameters - experts, 32_000 * 4096
+    assert few[64].replicated == pytest.approx(rest * each / 64), "one microbatch: in shards"
+    assert few[128].replicated == pytest.approx(rest * (others / 64 + 4))
+    assert few[128].experts == pytest.approx(experts / 8 * (others / 8 + 4))
+    along_tp = rank_bytes(run(stack="kempner-forge"), ExpertLayout(8, 1, 8, 8, zero=0), 0)
+    assert along_tp.logits == of.logits_bytes * 4096 * 32_000
+    assert along_tp.replicated == pytest.approx(each * ((rest - words) / 8 + words)), "the embedding is whole"
+
+
+@pytest.mark.parametrize("optimizer", ["muon", "adam-8bit"])
+def test_an_optimizer_keeps_other_states_of_embedding_and_head(optimizer):
+    of = run(gpus=8)
+    recipe = recipe_of_optimizer(of.training.stack.recipe, optimizer)
+    training = replace(of.training, optimizer=optimizer, stack=replace(of.training.stack, recipe=recipe))
+    held = rank_bytes(replace(of, training=training), ExpertLayout(1, 1, 8, 8, zero=0), 0)
+    block, embedding, head = OPTIMIZERS[optimizer]
+    words = 32_000 * 4096
+    rest = MIXTRAL.num_parameters - MIXTRAL.routed_parameters(MIXTRAL.blocks)
+    more = (embedding - block + head - block) * words
+    assert held.replicated == pytest.approx(rest * recipe.bytes_per_parameter + more) and more > 0
 
 
 def test_all_ranks_together_hold_the_model_once():
