@@ -19,7 +19,7 @@ from typing import NoReturn
 from lib import data
 from lib.checkpoint.files import CheckpointError
 from lib.checkpoint.signals import pass_on
-from lib.lab.certificate import certify_run
+from lib.lab.certificate import batches_to_certify, certify_run
 from lib.lab.profile import step_profile
 from lib.launch import MAX_RANKS, RunError, close, init, run
 from lib.layout import Layout, nearest
@@ -29,6 +29,7 @@ from lib.planner import Plan
 from lib.planner.plan_report import report_of_plan
 from lib.torchrun.last_word import leave_last_word
 from lib.torchrun.start import StartError, machines, of_torchrun, speaks
+from lib.training.asked import check_outputs, check_purpose, left_alone
 from lib.training.config import (
     COMPUTE_DTYPES,
     DTYPES,
@@ -57,12 +58,14 @@ def main(argv: list[str] | None = None) -> None:
         config = _config(args, size)
         if args.ranks_per_node < 1:
             raise ValueError(f"--ranks-per-node {args.ranks_per_node} must be a whole number of at least 1")
+        check_purpose(args)
         if rank == 0:
-            _check_outputs(args)
+            check_outputs(args)
         if args.profile and config.steps < 3:
             raise ValueError("--profile needs a step after the first two, because they are slow: use steps=3 or more")
         if args.certify:
             config.layout.check_capacity(config.model)
+            batches_to_certify(config)
         checkpoints = _checkpoints(args, config, rank)
     except ValueError as error:
         problem = in_options(str(error))
@@ -70,6 +73,8 @@ def main(argv: list[str] | None = None) -> None:
     starts = not (args.plan or args.save_config)
     if problem and (not starts or machines() == 1):  # otherwise the other machines must get it, too
         _end(parser, 2, problem, speak)
+    if left := left_alone(args) if rank == 0 and not problem else "":
+        print(left, file=sys.stderr)
     ranks = config.layout.num_ranks if config else size
     if not starts:
         if rank == 0:
@@ -275,24 +280,6 @@ def planned(config: TrainConfig) -> Plan:
     text = config.corpus.load().train.untyped_storage().nbytes()
     master = own if config.compute_dtype else None
     return Plan(config.model, config.layout, config.global_batch, itemsize, master, config.bucket_bytes, text)
-
-
-def _check_outputs(args: argparse.Namespace) -> None:
-    """Raise a ValueError now rather than after hours of training: a file cannot be written, or is needed."""
-    files = {
-        name: path for name in ("text", "config", "log", "report", "profile") if (path := getattr(args, name, None))
-    }
-    first: dict[str, str] = {}
-    for name, path in files.items():
-        if name not in ("text", "config"):
-            folder = os.path.dirname(path) or "."
-            if os.path.isdir(path) or not os.access(path if os.path.exists(path) else folder, os.W_OK):
-                raise ValueError(f"--{name} {path} cannot be written: give a file name in a folder that exists")
-        other = first.setdefault(os.path.realpath(path), name)
-        if other != name and not path.startswith("/dev/"):
-            raise ValueError(
-                f"--{name} {path} is also the file of --{other}, and would replace it; give another name"
-            )
 
 
 def _write_profile(path: str, config: TrainConfig, reports: list[dict]) -> str:

@@ -12,6 +12,7 @@ import copy
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import islice
 from typing import NamedTuple
 
 import torch
@@ -32,6 +33,8 @@ from lib.placement import Replicate, with_partial_gradients
 from lib.training.config import TrainConfig
 from lib.training.learning_rate import set_learning_rate
 from lib.training.loop import adamw
+
+SEARCHED_STEPS = 1000  # for a document that ends
 
 
 class _Distances(NamedTuple):
@@ -121,13 +124,32 @@ def certify_run(world: Group, config: TrainConfig, steps: int = 3) -> Apart:
     The learning rate follows the schedule of the run, with 1e-2 instead of `config.lr` as its highest: a rate at which
     rounding grows would say nothing about the layout.
     """
-    tokens = config.corpus.load().train
-    sizes = {"global_batch": config.global_batch, "context": config.model.context, "seed": config.seed}
-    batches = [data.batch(tokens, step, **sizes) for step in range(steps)]
+    batches = batches_to_certify(config, steps)
     torch.manual_seed(config.seed)
     model = GPT(config.model).double()
     optimizer, rate = adamw(config, ADAMW.keywords["lr"]), partial(set_learning_rate, config=config)
     return certify(world, [config.layout], model, batches, config.max_norm, optimizer, rate)[0]
+
+
+def batches_to_certify(config: TrainConfig, steps: int = 3) -> list[Batch]:
+    """The first batches of a run; where documents are kept apart, the first in which a sequence has two of them.
+
+    Raises:
+        ValueError: there is none, and any layout would be equal.
+    """
+    tokens, end = config.corpus.load().train, config.model.document_end
+    sizes = {"global_batch": config.global_batch, "context": config.model.context, "seed": config.seed}
+    every = (data.batch(tokens, step, **sizes) for step in range(steps if end is None else SEARCHED_STEPS))
+    if not (found := list(islice((one for one in every if end is None or _has_two_documents(one, end)), steps))):
+        raise ValueError(
+            f"document_end={end} is inside no sequence of the first {SEARCHED_STEPS:,} steps, so that nothing can be "
+            "seen of documents that are kept apart: use a token of this text, or leave it out"
+        )
+    return found
+
+
+def _has_two_documents(batch: Batch, end: int) -> bool:
+    return bool((batch[0][:, :-1] == end).any())
 
 
 def _certified(

@@ -43,7 +43,8 @@ def _refusals(training: Training, layout: Layout4D, able: frozenset[str]) -> Ite
     if cp not in (possible := possible_cp(training)):
         tokens, needs = model.context, cp * FEWEST_TOKENS
         if cp not in CP_RANKS:
-            yield f"Context parallelism is planned over powers of two, {CP_RANKS[-1]} at most: choose cp {one_of(possible)}."
+            ways = one_of(possible)
+            yield f"Context parallelism is planned over powers of two, {CP_RANKS[-1]} at most: choose cp {ways}."
         ways = f"choose cp {one_of(possible)}, or sequences of {max(needs, -(-tokens // cp) * cp):,} tokens"
         if tokens < needs:
             yield f"A context-parallel rank needs {FEWEST_TOKENS:,} tokens of a sequence or more: {ways}."

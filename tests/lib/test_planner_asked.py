@@ -162,6 +162,13 @@ REFUSED = {  # question → what the one sentence says
     f"{ON_64} --tp 8 --cp 8": (
         "needs 2,048 tokens of a sequence or more: choose cp 1 or 2, or sequences of 16,384 tokens."
     ),
+    f"{ON_64} --seq 65537 --cp 8": (
+        "65,537 tokens of a sequence cannot be shared evenly by 8 context-parallel ranks: choose cp 1, or sequences of "
+        "65,544 tokens."
+    ),
+    "--model llama3-8b --gpus 48 --seq 131072 --cp 3": (
+        "Context parallelism is planned over powers of two, 512 at most: choose cp 1, 2, 4, 8, 16, 32 or 64."
+    ),
     f"{ON_64} --pp 64": "80 layers do not cut evenly into 64 stages: choose v 1 and pp 1, 2, 4, 8 or 16.",
     f"{ON_64} --pp 4 --stages-per-rank 7": "80 layers do not cut evenly into 28 stages: choose v 1, 2, 4, 5 or 10.",
     f"{ON_64} --stages-per-rank 2": "Several stages per rank need a pipeline: choose pp 2 or more, or v 1.",

@@ -16,7 +16,7 @@ from torch.nn.functional import cross_entropy
 
 from lib import cost, data, run
 from lib import train as train_module
-from lib.lab.certificate import Apart
+from lib.lab.certificate import Apart, batches_to_certify
 from lib.launch import RankError
 from lib.layout import Layout
 from lib.mesh import Group, MeshShape
@@ -278,6 +278,16 @@ def test_a_plan_and_a_certificate_leave_a_folder_of_checkpoints_alone(tmp_path, 
         with contextlib.suppress(SystemExit):
             main([*FLAGS.split(), *flags, "--checkpoint", str(tmp_path / "runs"), "--resume", "auto"])
         assert not os.listdir(tmp_path)
+        assert capsys.readouterr().err == "nothing is trained, and nothing comes of --checkpoint, --resume\n"
+
+
+def test_a_certificate_has_seen_a_document_end_where_documents_are_kept_apart():
+    """The rare letter is in none of the first steps, whose batches would show nothing."""
+    config = GPTConfig(context=8, d_model=8, num_layers=1, num_heads=1, document_end=ord("v"))
+    found = batches_to_certify(TrainConfig(config, global_batch=2))
+    assert len(found) == 3 and all((inputs[:, :-1] == ord("v")).any() for inputs, _ in found)
+    plain = batches_to_certify(TrainConfig(dataclasses.replace(config, document_end=None), global_batch=2))
+    assert not any((inputs[:, :-1] == ord("v")).any() for inputs, _ in plain)
 
 
 # ---- wrong use ------------------------------------------------------------------------------------------------------
@@ -353,6 +363,11 @@ def test_a_plan_and_a_certificate_leave_a_folder_of_checkpoints_alone(tmp_path, 
         (
             "--profile p.json --steps 2",
             "--profile needs a step after the first two, because they are slow: use --steps 3",
+        ),
+        ("--plan --certify", "--plan and --certify both take the place of training: give one of them"),
+        (
+            "--certify --document-end 1",
+            "--document-end 1 is inside no sequence of the first 1,000 steps, so that nothing",
         ),
         ("--plan --ranks-per-node 0", "--ranks-per-node 0 must be a whole number of at least 1"),
     ],
