@@ -20,7 +20,13 @@ from lib.cost.sizes import ModelShape
 from lib.layout import whole_number
 
 TABLE = FOREIGN["experts"]
-PLACES = "n_shared_experts first_k_dense_replace mlp_only_layers decoder_sparse_step moe_layer_freq".split()
+PLACES = {
+    "n_shared_experts": 0,
+    "first_k_dense_replace": 0,
+    "mlp_only_layers": [],
+    "decoder_sparse_step": 1,
+    "moe_layer_freq": 1,
+}  # key → what is as if it were not there
 
 
 def read_model(path: str | Path, tokens: int | None = None) -> tuple[ModelShape | ExpertShape, list[str]]:
@@ -66,6 +72,11 @@ def expert_shape_of(config: Mapping[str, Any], tokens: int | None = None) -> tup
         raise ValueError(
             f"attention_bias {bias} is not counted in a {kind} model, whose published configs have {not bias}"
         )
+    for key, usual in PLACES.items():
+        if key not in family["places"] and repr(given.get(key)) not in (repr(usual), "None"):  # True is not 1
+            raise ValueError(
+                f"{key} {given[key]} is not counted in a {kind} model, which does not have it: leave it out"
+            )
     found = {field: _size(given, key) for field, key in sizes.items()}
     ranks = {field: _size(given, key) if given[key] is not None else 0 for field, key in latent.items()}
     taken = {*sizes.values(), *latent.values(), *PLACES, "attention_bias"} - {"intermediate_size"}
@@ -100,7 +111,7 @@ def _size(given: Mapping[str, Any], key: str, least: int = 1) -> int:
 
 def _shared_and_dense(given: Mapping[str, Any], layers: int) -> tuple[int, tuple[int, ...]]:
     """How many experts are shared, and the places of the blocks that have none."""
-    numbers = {"n_shared_experts": 0, "first_k_dense_replace": 0, "decoder_sparse_step": 1, "moe_layer_freq": 1}
+    numbers = {key: usual for key, usual in PLACES.items() if key != "mlp_only_layers"}
     for key, usual in numbers.items():
         if given.get(key) is not None:
             numbers[key] = _size(given, key, usual)

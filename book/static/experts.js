@@ -4,7 +4,9 @@
 // The tables are Python's, as JSON in the page, and so are the words; a test compares both.
 
 const withExperts = ({ models, table, no_seconds: noSeconds, no_error: noError, counted }, config, limits) => {
-  const PLACES = ["n_shared_experts", "first_k_dense_replace", "mlp_only_layers", "decoder_sparse_step", "moe_layer_freq"];
+  // Key → what is as if it were not there.
+  const USUAL = { n_shared_experts: 0, first_k_dense_replace: 0, mlp_only_layers: [], decoder_sparse_step: 1, moe_layer_freq: 1 };
+  const PLACES = Object.keys(USUAL);
   const { text, written } = config;
   const sum = (numbers) => numbers.reduce((a, b) => a + b, 0);
   const places = (from, to) => Array.from({ length: Math.max(0, to - from) }, (_, i) => from + i);
@@ -33,7 +35,7 @@ const withExperts = ({ models, table, no_seconds: noSeconds, no_error: noError, 
   };
   // How many experts are shared, and the places of the blocks that have none.
   const sharedAndDense = (given, layers) => {
-    const numbers = { n_shared_experts: 0, first_k_dense_replace: 0, decoder_sparse_step: 1, moe_layer_freq: 1 };
+    const { mlp_only_layers: _, ...numbers } = USUAL;
     for (const [key, usual] of Object.entries(numbers)) if (!isNone(given[key])) numbers[key] = size(given, key, usual);
     if (numbers.moe_layer_freq !== 1)
       throw new Error(`moe_layer_freq ${numbers.moe_layer_freq} is not counted: only 1, experts in each block after ` +
@@ -66,6 +68,9 @@ const withExperts = ({ models, table, no_seconds: noSeconds, no_error: noError, 
     if (bias !== null && Boolean(bias) !== family.attention_bias)
       throw new Error(`attention_bias ${text(bias)} is not counted in a ${kind} model, whose published configs have ${
         written(!bias)}`);
+    for (const key of PLACES)
+      if (!family.places.includes(key) && !isNone(given[key]) && written(given[key]) !== written(USUAL[key]))
+        throw new Error(`${key} ${text(given[key])} is not counted in a ${kind} model, which does not have it: leave it out`);
     const from = (keys, of) => Object.fromEntries(Object.entries(keys).map(([field, key]) => [field, of(key)]));
     const found = from(sizes, (key) => size(given, key));
     const ranks = from(latent, (key) => (given[key] === null ? 0 : size(given, key)));

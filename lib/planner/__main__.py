@@ -131,6 +131,10 @@ def layout_given(args: argparse.Namespace) -> dict:
 def choices_asked(args: argparse.Namespace, training: Training, mine: Layout4D | None) -> Choices:
     """Those of the library, opened or closed by options; all, for a layout that has a choice beyond them."""
     choices = replace(choices_of(training), headroom=args.headroom)
+    if args.context_parallel is False and mine and mine.cp > 1:
+        raise ValueError(
+            f"--cp {mine.cp} is context parallelism, which --no-context-parallel leaves out: give one of them"
+        )
     if args.context_parallel is not None:
         choices = replace(choices, context_parallel=args.context_parallel)
     way = args.attention or ""

@@ -123,6 +123,10 @@ BAD = {
     "no biases": (GPT_OSS | {"attention_bias": False}, "attention_bias False is not counted in a gpt_oss model"),
     "places": (QWEN | {"mlp_only_layers": "all"}, "mlp_only_layers='all' must be a list of places of blocks"),
     "all dense": (QWEN | {"decoder_sparse_step": 49}, "none of the 48 blocks has experts; count it as a dense model"),
+    "shared": (
+        MIXTRAL | {"n_shared_experts": 2},
+        "n_shared_experts 2 is not counted in a mixtral model, which does not",
+    ),
     "frequency": (DEEPSEEK | {"moe_layer_freq": 2}, "moe_layer_freq 2 is not counted: only 1"),
     "no rank": ({key: DEEPSEEK[key] for key in DEEPSEEK if key != "q_lora_rank"}, "it lacks q_lora_rank, without"),
     "another": (QWEN | {"shared_expert_intermediate_size": 64}, "shared_expert_intermediate_size 64 is not"),

@@ -149,7 +149,9 @@ def test_what_crosses_nodes_is_counted_rank_by_rank(gpus, per_node, ep):
     for rank in range(gpus):
         first, home = rank // ep * ep, rank // per_node
         away = [peer for peer in range(first, first + ep) if peer // per_node != home]
-        nodes = {(peer - first) * 2 + i: peer // per_node for peer in away for i in (0, 1)}  # of experts that are away
+        nodes = {
+            (peer - first) * 2 + i: peer // per_node for peer in away for i in (0, 1)
+        }  # of experts that are away
         met = sum(len({nodes[one] for one in pair if one in nodes}) for pair in pairs)
         if len(away) / ep > across:
             across, once = len(away) / ep, met / len(pairs) / 2
