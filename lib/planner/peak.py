@@ -65,7 +65,9 @@ def not_counted(plan: Plan) -> list[str]:
         "rows of experts are counted for even routing; a hot expert makes its rank receive, compute and hold more": (
             plan.mixture is not None
         ),
-        "zero=3 holds shards, and the units that it gathers beside them; here each parameter is counted once, whole": plan.layout.zero == 3,
+        "zero=3 holds shards, and the units that it gathers beside them; here each parameter is counted once, whole": (
+            plan.layout.zero == 3
+        ),
         f"schedule={plan.layout.schedule} with zero=2: gradients of W are on their way longer": (
             plan.layout.zero == 2 and bool(plan.schedule.in_halves)
         ),
