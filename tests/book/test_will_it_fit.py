@@ -60,7 +60,7 @@ def page(browser):
 
 def some_model(rng: random.Random) -> ModelShape:
     """A preset, or any sizes; with a sequence of any length."""
-    context = rng.choice((1024, 2048, 4096, 6000, 8192, 32_768, 131_072))
+    context = rng.choice((1024, 2048, 4096, 6000, 8192, 32_768, 65_537, 131_072))
     if rng.random() < 0.5:
         return replace(rng.choice(list(PRESET_MODELS.values())), context=context)
     heads = rng.choice((8, 12, 16, 40, 64, 96))
