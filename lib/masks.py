@@ -158,7 +158,8 @@ class HeadsWithMasks(Heads):
     def __init__(self, heads: Heads, dropout: RowDropout) -> None:
         super().__init__(heads.widths, heads.d_head)
         vars(self).update(set_on(heads), p=0.0)  # its dropout is a layer
-        self.dropout = dropout
+        for name, layer in (*heads.named_children(), ("dropout", dropout)):
+            setattr(self, name, layer)
 
     def attention(self, q_BHTE: Tensor, k_BKTE: Tensor, v_BKTE: Tensor) -> Tensor:
         every = range(q_BHTE.shape[2])

@@ -51,7 +51,9 @@ def context_parallel(model: GPT, group: Group, attention: str = "gather", order:
 
     for module in list(model.modules()):
         if isinstance(module, Embed):
-            module.parts, module.positions = group.size, here(module.positions)
+            own = module.positions
+            del module.positions  # it may be a layer
+            module.parts, module.positions = group.size, here(own)
         elif isinstance(module, Attention):
             inner = _inside(module)
             module.heads = ContextHeads(inner, group, attention, order).train(inner.training)
