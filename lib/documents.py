@@ -19,12 +19,26 @@ from lib.model import Heads
 def documents_of(tokens_BT: Tensor, end: int) -> Tensor:
     """Number of the document of each token, int64[B, T]: a document ends with its token `end`."""
     ends = (tokens_BT == end).long()
-    return ends.cumsum(1) - ends
+    return ends.cumsum(-1) - ends
+
+
+def check_documents(documents_BT: Tensor | None, rows: int, length: int) -> None:
+    """Check that each token of these rows, of all ranks, has the number of a document; [1, T] is for every row.
+
+    Raises:
+        ValueError: numbers of some of the tokens, of more, or of different rows.
+    """
+    if documents_BT is not None and documents_BT.shape not in ((rows, length), (1, length)):
+        raise ValueError(
+            f"documents have shape {list(documents_BT.shape)}, and attention is over [{rows}, {length}] tokens: number "
+            "all tokens of each sequence, also those of other ranks, as documents_of(tokens, end) does"
+        )
 
 
 def positions_in(tokens: range, device: torch.device | None = None) -> Tensor:
     """The positions of a range of tokens, int64[t]."""
-    return torch.arange(tokens.start, tokens.stop, tokens.step, device=device)
+    stop = max(tokens.start, tokens.stop)  # an empty range may stop before it starts
+    return torch.arange(tokens.start, stop, tokens.step, device=device)
 
 
 def seen_keys(

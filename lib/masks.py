@@ -16,13 +16,14 @@ splittable pseudorandom number generators, OOPSLA 2014 (splitmix64).
 import math
 import zlib
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import softmax
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from lib.documents import positions_in, seen_keys
+from lib.documents import check_documents, positions_in, seen_keys
 from lib.model import Attention, Heads
 
 _ROWS = 2**20  # of a global batch, at most
@@ -57,16 +58,17 @@ def drop_by_rows(
     """
     for name, module in list(model.named_modules()):
         for child, layer in module._modules.items():
+            path = f"{name}.{child}".lstrip(".").removesuffix(".dropout")
+            heads, mine = layer, (0, 1)  # all of them
             if isinstance(layer, nn.Dropout):
-                path = f"{name}.{child}".lstrip(".").removesuffix(".dropout")
                 tokens = of_tokens if callable(of_tokens) else places_of_shard(*of_tokens)
                 setattr(module, child, RowDropout(layer.p, path, tokens).train(layer.training))
-        if isinstance(module, Attention) and "heads" in module._modules:
-            heads = next((inside for inside in module.heads.modules() if isinstance(inside, Heads)), None)
-            if heads is not None and heads.p:
-                mine = (0, 1) if heads is module.heads else of_heads  # all heads; tensor parallelism wraps its shard
-                masks = RowDropout(heads.p, f"{name}.heads", places_of_shard(*mine))
-                module.heads = HeadsWithMasks(heads, masks).train(heads.training)
+            elif isinstance(module, Attention) and child == "heads" and not isinstance(layer, Heads):
+                heads = next((inside for inside in layer.modules() if isinstance(inside, Heads)), None)
+                mine = of_heads  # tensor parallelism wraps its shard
+            if isinstance(heads, Heads) and heads.p:
+                masks = RowDropout(heads.p, path, places_of_shard(*mine))
+                setattr(module, child, HeadsWithMasks(heads, masks).train(heads.training))
 
 
 def check_rows(model: nn.Module, pieces: int) -> None:
@@ -76,8 +78,10 @@ def check_rows(model: nn.Module, pieces: int) -> None:
         pieces: number of pieces of the global batch: over data-parallel ranks and microbatches.
 
     Raises:
-        ValueError: a batch norm, if the batch is split; dropout that `drop_by_rows` cannot replace.
+        ValueError: a batch norm, or documents of rows, if the batch is split; dropout that `drop_by_rows` cannot
+            replace.
     """
+    finds_documents = getattr(getattr(model, "config", None), "document_end", None) is not None
     for name, module in model.named_modules():
         said, p = f"{name} ({type(module).__name__})", getattr(module, "p", 0)
         if isinstance(module, _BatchNorm) and pieces > 1:
@@ -87,10 +91,27 @@ def check_rows(model: nn.Module, pieces: int) -> None:
             )
         if isinstance(module, _DROPOUT) and p and type(module) is not nn.Dropout:
             raise ValueError(f"{said} draws from a stream, which differs between layouts: use nn.Dropout")
-        if isinstance(module, Heads) and p and type(module) is not Heads:
+        if isinstance(module, Heads) and p and not _is_plain(module):
             raise ValueError(
                 f"{said} has dropout, which is replaced with all that it adds to Heads of lib/model.py: use p = 0 there"
             )
+        documents = module.documents if isinstance(module, Heads) and not finds_documents else None
+        if pieces > 1 and documents is not None and (rows := len(documents)) > 1:
+            raise ValueError(
+                f"{said} has the documents of {rows} rows, and this layout splits a batch into {pieces} pieces, each "
+                "with rows of its own: use document_end, or documents [1, T] for all rows, or one piece"
+            )
+
+
+def _is_plain(heads: Heads) -> bool:
+    """Whether heads are those of `lib/model.py`, without methods or hooks of their own."""
+    has_hooks = any(value for name, value in vars(heads).items() if name.endswith("_hooks"))
+    return type(heads) is Heads and vars(heads).keys().isdisjoint(vars(Heads)) and not has_hooks
+
+
+def set_on(heads: Heads) -> dict[str, Any]:
+    """What heads were made with, and what was set on them since, such as positions: for heads that replace them."""
+    return {name: value for name, value in vars(heads).items() if not name.startswith("_")}
 
 
 class RowDropout(nn.Module):
@@ -135,8 +156,10 @@ class HeadsWithMasks(Heads):
     """The heads that it replaces, but `dropout` drops scores[b, H, T, T]; without a fused kernel."""
 
     def __init__(self, heads: Heads, dropout: RowDropout) -> None:
-        super().__init__(heads.widths, heads.d_head, turns=heads.turns)
-        self.dropout, self.recompute = dropout, heads.recompute
+        super().__init__(heads.widths, heads.d_head)
+        vars(self).update(set_on(heads), p=0.0)  # its dropout is a layer
+        for name, layer in (*heads.named_children(), ("dropout", dropout)):
+            setattr(self, name, layer)
 
     def attention(self, q_BHTE: Tensor, k_BKTE: Tensor, v_BKTE: Tensor) -> Tensor:
         every = range(q_BHTE.shape[2])
@@ -149,6 +172,7 @@ class HeadsWithMasks(Heads):
         serves = q_BHtE.shape[1] // k_BKSE.shape[1]
         k_BHSE, v_BHSE = (x.repeat_interleave(serves, dim=1) for x in (k_BKSE, v_BKSE))
         scores_BHtS = q_BHtE @ k_BHSE.transpose(2, 3) / math.sqrt(self.d_head)
+        check_documents(self.documents, len(q_BHtE), length)
         seen = seen_keys(queries, keys, self.documents, q_BHtE.device)
         weights_BHtS = softmax(scores_BHtS.masked_fill(~seen, -math.inf), dim=-1)
         return self.drops(length)(weights_BHtS, queries, keys) @ v_BHSE

@@ -146,16 +146,17 @@ class Embed(nn.Module):
         self.position = None if config.llama else nn.Embedding(config.context, config.d_model)
         self.dropout = nn.Dropout(config.dropout)
         self.positions = torch.arange  # of the tokens that it gets; with context parallelism those of a rank
+        self.parts = 1  # of a sequence, of which it gets one: with context parallelism several
 
     def forward(self, tokens_BT: Tensor) -> Tensor:
         if tokens_BT.dim() != 2:
             raise ValueError(f"tokens have shape {tuple(tokens_BT.shape)}; the model takes [B, T]: use tokens[None]")
-        length = tokens_BT.shape[1]
+        length = tokens_BT.shape[1] * self.parts
         if length > self.context:
             raise ValueError(f"{length} tokens do not fit context={self.context}; use fewer, or context={length}")
         x_BTD = self.token(tokens_BT)
         if self.position is not None:
-            x_BTD = x_BTD + self.position(self.positions(length, device=tokens_BT.device))
+            x_BTD = x_BTD + self.position(self.positions(tokens_BT.shape[1], device=tokens_BT.device))
         return self.dropout(x_BTD)
 
 
@@ -339,7 +340,7 @@ class GPT(nn.Module):
         if self.finds_documents and self.config.document_end is not None:
             ends_BT = (tokens_BT == self.config.document_end).long()
             for heads in (module for module in self.modules() if isinstance(module, Heads)):
-                heads.documents = ends_BT.cumsum(1) - ends_BT  # an end is in its document
+                heads.documents = ends_BT.cumsum(-1) - ends_BT  # an end is in its document
         x_BTD = self.embed(tokens_BT)
         for block in self.blocks:
             x_BTD = block(x_BTD)

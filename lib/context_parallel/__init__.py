@@ -1,5 +1,6 @@
 """Context parallelism: every rank has some tokens of each sequence, and attention reaches those of all ranks.
 
-May import `lib.mesh`, `lib.comm`, `lib.cost`, `lib.conjugate`, `lib.masks`, `lib.documents` and `lib.model`.
+May import `lib.mesh`, `lib.comm`, `lib.cost`, `lib.conjugate`, `lib.masks`, `lib.documents`, `lib.model`, `lib.moe` and
+`lib.tensor_parallel.custom_layers`, which knows what is custom in a model.
 Must never know the other techniques: it sees its own group, and heads that may be some of all.
 """

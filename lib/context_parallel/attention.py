@@ -22,10 +22,10 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from lib import comm
 from lib.conjugate import all_gather_reduce_scatter, pair
-from lib.context_parallel.tokens import by_ranks, in_sequence
+from lib.context_parallel.tokens import by_ranks, check_qkv, in_sequence
 from lib.cost.sizes import shares_heads
 from lib.cost.token_orders import tokens_of_rank
-from lib.documents import seen_keys
+from lib.documents import check_documents, seen_keys
 from lib.mesh import Group
 
 Attend = Callable[[Tensor, Tensor, Tensor, range, range, int], Tensor]  # `attend`, or one with dropout
@@ -48,6 +48,8 @@ def attend(
     grouped = q_BHtE.shape[1] != k_BKSE.shape[1]
     if queries == keys and documents_BT is None:
         return scaled_dot_product_attention(q_BHtE, k_BKSE, v_BKSE, is_causal=True, enable_gqa=grouped)
+    if length:
+        check_documents(documents_BT, len(q_BHtE), length)
     seen = seen_keys(queries, keys, documents_BT, q_BHtE.device)
     return scaled_dot_product_attention(q_BHtE, k_BKSE, v_BKSE, attn_mask=seen, enable_gqa=grouped)
 
@@ -66,14 +68,18 @@ def gather_attention(
 
     Args:
         attend: attention of one process: `partial(attend, documents_BT=…)` for several documents in a row.
+
+    Raises:
+        ValueError: queries, keys and values that do not fit together.
     """
+    check_qkv(q_BHtE, k_BKtE, v_BKtE)
     length = group.size * q_BHtE.shape[2]
     kv_TBKE = in_sequence(_gathered(k_BKtE, v_BKtE, group), group, order, 0)
     k_BKTE, v_BKTE = (x_TBKE.permute(1, 2, 0, 3) for x_TBKE in kv_TBKE.chunk(2, 2))
     mine = tokens_of_rank(order, length, group.size, group.rank)
     q_parts, y_parts = q_BHtE.transpose(1, 2).split([len(each) for each in mine], 1), []
     for queries, q_BtHE in zip(mine, q_parts, strict=True):
-        end = queries[-1] + 1  # no query of this range sees a key behind it
+        end = queries[-1] + 1 if queries else 0  # no query of this range sees a key behind it
         keys, values = k_BKTE[:, :, :end], v_BKTE[:, :, :end]
         y_parts.append(attend(q_BtHE.transpose(1, 2), keys, values, queries, range(end), length).transpose(1, 2))
     return (torch.cat(y_parts, 1) if len(y_parts) > 1 else y_parts[0]).transpose(1, 2)
@@ -99,8 +105,9 @@ def ulysses_attention(
     same. If there are fewer heads of keys and values than ranks, each is copied n/K times before it is sent.
 
     Raises:
-        ValueError: heads that the ranks cannot share evenly.
+        ValueError: heads that the ranks cannot share evenly, or tensors that do not fit together.
     """
+    check_qkv(q_BHtE, k_BKtE, v_BKtE)
     n, heads, kv_heads = group.size, q_BHtE.shape[1], k_BKtE.shape[1]
     if not shares_heads(heads, kv_heads, n):
         raise ValueError(

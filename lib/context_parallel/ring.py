@@ -30,8 +30,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from lib import comm
+from lib.context_parallel.tokens import check_qkv
 from lib.cost.token_orders import AttentionBlock, blocks_of
-from lib.documents import seen_keys
+from lib.documents import check_documents, seen_keys
 from lib.mesh import Group
 
 Drop = Callable[[Tensor, range, range], Tensor]  # weights[B, H, t, S] of queries and keys → those that stay, scaled
@@ -54,7 +55,12 @@ def ring_attention(
     Args:
         drop: dropout of the weights of a block; the same each time it is called with the same ranges.
         documents_BT: number of the document of each token of the sequence, if a query attends to its own alone.
+
+    Raises:
+        ValueError: queries, keys and values that do not fit together, or documents of different tokens.
     """
+    check_qkv(q_BHtE, k_BKtE, v_BKtE)
+    check_documents(documents_BT, len(q_BHtE), group.size * q_BHtE.shape[2])
     return _Ring.apply(q_BHtE, k_BKtE, v_BKtE, group, order, _Masks(drop, documents_BT))
 
 

@@ -21,10 +21,30 @@ def take_tokens(x: Tensor, group: Group, order: str = "contiguous", dim: int = 1
     rank that shifts its own tokens loses it.
 
     Raises:
-        ValueError: the tokens cannot be split evenly.
+        ValueError: the tokens cannot be split evenly, or x has no dim of tokens.
     """
+    if not -x.dim() <= dim < x.dim():
+        raise ValueError(f"a tensor of shape {list(x.shape)} has no dim {dim} of tokens to split: give [B, T]")
     mine = positions_of(tokens_of_rank(order, x.shape[dim], group.size, group.rank), x.device)
     return x.index_select(dim, mine)
+
+
+def check_qkv(q: Tensor, k: Tensor, v: Tensor) -> None:
+    """Check that queries, keys and values are of the same tokens: q[B, H, t, E] and twice [B, K, t, E].
+
+    Raises:
+        ValueError: they are not, K does not divide H, or their dtypes differ.
+    """
+    shapes = [list(x.shape) for x in (q, k, v)]
+    if k.shape != v.shape or q.dim() != 4 or k.dim() != 4 or q.shape[::2] + q.shape[3:] != k.shape[::2] + k.shape[3:]:
+        raise ValueError(
+            "queries, keys and values have shapes {}, {} and {}: attention over ranks takes [B, H, t, E] and twice "
+            "[B, K, t, E], of the same t tokens".format(*shapes)
+        )
+    if not k.shape[1] or q.shape[1] % k.shape[1]:
+        raise ValueError(f"{q.shape[1]} query heads cannot share {k.shape[1]} of keys and values: use a divisor")
+    if not q.dtype == k.dtype == v.dtype:
+        raise ValueError(f"queries are {q.dtype}, keys {k.dtype} and values {v.dtype}: use one dtype")
 
 
 def in_sequence(x: Tensor, group: Group, order: str, dim: int) -> Tensor:

@@ -21,15 +21,15 @@ from typing import NamedTuple
 TOKEN_ORDERS = ("contiguous", "zigzag", "striped")
 
 
-def check_length(order: str, length: int, n: int) -> None:
-    """Raise ValueError if n ranks cannot take equal parts of a sequence in this order."""
+def check_length(order: str, length: int, n: int, said: str = "") -> None:
+    """Raise ValueError if n ranks cannot take equal parts of a sequence in this order; its length is `said`."""
     if order not in TOKEN_ORDERS:
         raise ValueError(f"token_order={order!r} must be one of {', '.join(TOKEN_ORDERS)}")
     parts = 2 * n if order == "zigzag" else n
     if length % parts:
         chunks = f"2 x cp={n} chunks" if order == "zigzag" else f"cp={n}"
         fits = f"use a multiple of {parts}, such as {-(-length // parts) * parts}"
-        raise ValueError(f"context={length} cannot be split over {chunks} ({order}); {fits}")
+        raise ValueError(f"{said or f'context={length}'} cannot be split over {chunks} ({order}); {fits}")
 
 
 def tokens_of_rank(order: str, length: int, n: int, rank: int) -> list[range]:
@@ -40,7 +40,7 @@ def tokens_of_rank(order: str, length: int, n: int, rank: int) -> list[range]:
     Raises:
         ValueError: the tokens cannot be split evenly.
     """
-    check_length(order, length, n)
+    check_length(order, length, n, f"{length} tokens")
     if order == "striped":
         return [range(rank, length, n)]
     if order == "contiguous":
@@ -76,7 +76,7 @@ def blocks_of(order: str, length: int, n: int, rank: int, owner: int) -> list[At
         mine, at, begin = slice(at, at + len(queries)), at + len(queries), 0
         for keys in tokens_of_rank(order, length, n, owner):
             theirs, begin = slice(begin, begin + len(keys)), begin + len(keys)
-            if keys[0] <= queries[-1]:
+            if keys and keys[0] <= queries[-1]:
                 blocks.append(AttentionBlock(queries, keys, mine, theirs))
     return blocks
 

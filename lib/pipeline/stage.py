@@ -183,12 +183,18 @@ class GPTStage(nn.Module):
         first: whether the embedding is in this stage.
 
     Raises:
-        ValueError: the model is not a GPT, or has more parts than embedding, blocks and head.
+        ValueError: the model is not a GPT, has more parts than embedding, blocks and head, or finds its documents.
     """
 
     def __init__(self, model: GPT, layers: range, first: bool) -> None:
         super().__init__()
         check_cut(model)
+        if model.finds_documents and model.config.document_end is not None:
+            raise ValueError(
+                f"document_end={model.config.document_end} is looked for by the full model, and only its first stage "
+                "gets tokens: use parallelize, or set model.finds_documents = False, and call see_documents of "
+                "lib/documents.py on each stage before each forward"
+            )
         self.embed = model.embed if first else None
         self.blocks = nn.ModuleDict({str(i): model.blocks[i] for i in layers if i < len(model.blocks)})
         self.head = model.head if len(model.blocks) in layers else None

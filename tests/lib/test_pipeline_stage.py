@@ -1,6 +1,7 @@
 """A stage's two ends, and where a model is cut."""
 
 import operator
+from dataclasses import replace
 from functools import partial
 from itertools import combinations
 
@@ -206,6 +207,9 @@ def test_a_model_that_stages_would_not_compute_is_refused():
     assert f"GPT has its own forward{own}" in refused(lambda model: setattr(model, "forward", lambda tokens: tokens))
     assert "this GPT has 3 blocks, but its config says num_layers=2" in refused(
         lambda model: model.blocks.append(model.blocks[0])
+    )
+    assert "document_end=3 is looked for by the full model, and only its first stage gets tokens" in refused(
+        lambda model: setattr(model, "config", replace(model.config, document_end=3))
     )
 
 
