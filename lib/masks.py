@@ -24,7 +24,7 @@ from torch.nn.functional import softmax
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from lib.documents import check_documents, positions_in, seen_keys
-from lib.model import Attention, Heads
+from lib.model import GPT, Attention, Heads
 
 _ROWS = 2**20  # of a global batch, at most
 _WORDS = 2**64
@@ -81,7 +81,7 @@ def check_rows(model: nn.Module, pieces: int) -> None:
         ValueError: a batch norm, or documents of rows, if the batch is split; dropout that `drop_by_rows` cannot
             replace.
     """
-    finds_documents = getattr(getattr(model, "config", None), "document_end", None) is not None
+    finds_documents = isinstance(model, GPT) and model.finds_documents and model.config.document_end is not None
     for name, module in model.named_modules():
         said, p = f"{name} ({type(module).__name__})", getattr(module, "p", 0)
         if isinstance(module, _BatchNorm) and pieces > 1:

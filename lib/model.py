@@ -89,6 +89,8 @@ class GPTConfig(ExpertOptions):
             raise ValueError(f"d_head={self.d_head}: RoPE turns pairs; use d_model={self.d_model + self.num_heads}")
         if not 0.0 <= self.dropout < 1.0:
             raise ValueError(f"dropout={self.dropout} is not a probability; use 0 <= dropout < 1, such as 0.1")
+        if (end := self.document_end) is not None and not 0 <= end < self.vocab_size:
+            raise ValueError(f"document_end={end} is no token: use 0 to {self.vocab_size - 1}, or leave it out")
         super().__post_init__()
         if self.experts and self.expert_every > self.num_layers:
             raise ValueError(

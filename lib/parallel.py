@@ -99,6 +99,7 @@ def parallelize(
     tp, cp = mesh.group("tp"), mesh.group_of_some("cp")
 
     def shard(model: GPT) -> None:
+        model.finds_documents = False  # a stage, or a rank, has not all tokens
         tensor_parallel(model, tp, layout.sequence_parallel, layout.recompute)
         slices = (tp.rank, tp.size) if layout.sequence_parallel else (0, 1)
         shares = cp if layout.attention == "ulysses" else Group()  # those of the heads of a tensor-parallel rank
@@ -121,9 +122,8 @@ def parallelize(
     how = {"seed": seed, "bucket_bytes": bucket_bytes, "dtype": dtype}
     if layout.cp > 1:
         how["part_of"] = partial(take_tokens, group=cp, order=layout.token_order)
-    if model.config.document_end is not None:
+    if model.config.document_end is not None and model.finds_documents:
         how["documents_of"] = partial(documents_of, end=model.config.document_end)
-        model.finds_documents = False  # a stage, or a rank, has not all tokens
     return _assemble(model, mesh, layout, optimizer, loss, shard, cut, stage, **how)
 
 

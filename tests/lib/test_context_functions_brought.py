@@ -76,8 +76,14 @@ def documents_of_all(model):
     see_documents(model, DOCUMENTS[1:2])
 
 
+def documents_instead_of_those_it_finds(model):
+    model.finds_documents = False
+    documents_of_all(model)
+
+
 OWN = [(LLAMA, interpolated), (CONFIG, from_the_end), (CONFIG, documents_of_rows), (LLAMA, documents_of_all)]
 OWN += [(CONFIG, by_a_layer), (LLAMA, by_a_layer_of_heads)]
+OWN += [(replace(CONFIG, document_end=3), documents_instead_of_those_it_finds)]
 
 
 def made(config, change=lambda model: None):

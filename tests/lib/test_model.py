@@ -287,6 +287,7 @@ def test_half_precision_logits_are_summed_in_float32():
         ({"llama": True, "d_model": 12}, "d_head=3: RoPE turns pairs; use d_model=16"),
         ({"dropout": 1.0}, "dropout=1.0 is not a probability"),
         ({"dropout": -0.1}, "dropout=-0.1 is not a probability"),
+        ({"vocab_size": 16, "document_end": 16}, "document_end=16 is no token: use 0 to 15"),
     ],
 )
 def test_wrong_sizes_say_the_numbers_and_the_way_out(wrong, message):
