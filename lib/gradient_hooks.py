@@ -27,10 +27,11 @@ def check_linear_hooks(model: nn.Module, layout: Layout) -> None:
         return
     for name, p in model.named_parameters():
         if p._post_accumulate_grad_hooks or (p._backward_hooks and not _are_linear(p)):
+            kind = "on p.grad" if p._post_accumulate_grad_hooks else "that is not linear"
             raise ValueError(
-                f"{name} has a hook on its gradient that is not linear, or runs when it is in p.grad, where here is "
-                "only a term of it, of some tokens, rows or stages: change gradients between backward() and update() "
-                "of the parallel model, or use one process and microbatches=1"
+                f"{name} has a hook {kind}, and here would get a term of the gradient, of some rows, tokens or stages: "
+                "change gradients between backward() and update() of the parallel model, or use one process and "
+                "microbatches=1"
             )
 
 
