@@ -171,7 +171,7 @@ def _acts_on_shards(act: Callable[[Tensor], Tensor], wide: int, width: int, n: i
         if not _is_stateless(act):
             return False
         act = copy.deepcopy(act).train()  # so that dropout shows
-    x = torch.randn(2, 3, wide, generator=torch.Generator().manual_seed(0), dtype=torch.float64, device="cpu")
+    x = torch.randn(2, 3, wide, generator=torch.Generator().manual_seed(0), device="cpu")
     shards = [part.flatten(2).clone() for part in x.unflatten(2, (-1, width)).chunk(n, dim=3)]  # of gate and up, each
     try:
         with torch.random.fork_rng(devices=[]):
@@ -254,5 +254,5 @@ def described(name: str, module: nn.Module, n: int) -> str:
     """Name, class and custom part of a module: `blocks.0.mlp (MLP with its own act)`."""
     own = ""
     if isinstance(module, KNOWN):
-        own = custom_part(module, n) or next(iter(module._parameters), "hook")
+        own = custom_part(module, n) or next(iter(module._parameters), "hook" if _has_hooks(module) else "")
     return f"{name or 'the model'} ({type(module).__name__}{f' with its own {own}' if own else ''})"

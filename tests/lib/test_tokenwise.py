@@ -19,6 +19,7 @@ from lib.model import GPT, Block, Embed, GPTConfig
 from lib.moe import Experts
 from lib.parallel import assemble, parallelize
 from lib.placement import Shard
+from lib.tensor_parallel.custom_layers import alike
 from lib.tensor_parallel.sequence import mark_partial
 from lib.tensor_parallel.tokenwise import check_expert_rows, check_tokenwise
 from lib.verify import assert_matches_serial
@@ -100,6 +101,10 @@ def centred(x):
     return x - x.mean(1, keepdim=True)
 
 
+def little(x):
+    return x - x.mean(1, keepdim=True) / 100
+
+
 def looks_back(x):
     return torch.relu(x) + pad(torch.relu(x), (0, 0, 4, 0))[:, :-4]
 
@@ -163,10 +168,11 @@ RIGHT = {
 }
 WRONG = [
     ("blocks.0.mlp.act", act(looks_back)),
-    ("blocks.0.mlp.act", act(lambda x: gelu(x) - gelu(x).mean(1, keepdim=True) / 100)),
+    ("blocks.0.mlp.act", act(little)),
     ("blocks.0.mlp.act", act(pairs)),
     ("blocks.0.norm1 (Computes)", without_gradients),
     ("blocks.0.norm1 (Gated)", put("blocks.0.norm1", lambda: Gated(Computes(centred)))),
+    ("blocks.0.norm1 (Sequential)", put("blocks.0.norm1", lambda: nn.Sequential(Scaled(), Computes(little)))),
     ("blocks.0.norm1 (BatchNorm)", put("blocks.0.norm1", BatchNorm)),
     ("blocks.1 (Block with its own hook)", hooked("blocks.1")),
     ("the model (GPT with its own hook)", hooked("")),
@@ -195,6 +201,12 @@ def test_a_mark_does_not_excuse_a_layer_that_mixes_tokens(dtype):
         assert words.startswith(f"{what} mixes the tokens of a sequence"), words
 
 
+def test_rounding_is_no_mixing():
+    x = torch.tensor([-1e-12, 1.0])
+    assert alike(x, x + 1e-6) and not alike(x, x + 1e-4) and not alike(x, x[:1])
+    check_tokenwise(changed(act(partial(nn.functional.prelu, weight=torch.ones(1))), dtype=torch.float32))
+
+
 def test_a_layer_that_cannot_be_tried_is_refused():
     for function in (lambda x: x[:, :4] + x, lambda x: x * torch.nan, lambda x: None):
         change = put("blocks.0.norm1", partial(Computes, function))
@@ -205,8 +217,9 @@ def test_a_layer_that_cannot_be_tried_is_refused():
 
 
 def test_a_trial_changes_nothing():
-    model = changed(RIGHT["side by side"])
+    dropping, model = changed(WRONG[-1][1]), changed(RIGHT["side by side"])
     before, state = copy.deepcopy(model.state_dict()), torch.get_rng_state()
+    said(lambda: check_tokenwise(dropping), ValueError)
     check_tokenwise(model)
     assert all(torch.equal(x, before[key]) for key, x in model.state_dict().items())
     assert torch.equal(state, torch.get_rng_state()) and all(m.training for m in model.modules())
