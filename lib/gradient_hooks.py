@@ -12,11 +12,6 @@ from torch import Tensor, nn
 from lib.layout import Layout
 
 
-def has_gradient_hooks(p: nn.Parameter) -> bool:
-    """Whether hooks run with the gradient of a parameter."""
-    return bool(p._backward_hooks or p._post_accumulate_grad_hooks)
-
-
 def check_linear_hooks(model: nn.Module, layout: Layout) -> None:
     """Check, before anything changes, that hooks on gradients give the same in this layout as in one process.
 

@@ -24,7 +24,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import gelu
 
-from lib.gradient_hooks import has_gradient_hooks
 from lib.model import GPT, MLP, Attention, Block, Embed, Head, Heads, swiglu
 from lib.moe import Experts, MoE, Router
 from lib.tensor_parallel.vocab import USUAL
@@ -100,9 +99,7 @@ def _is_plain(module: nn.Module | None, *kinds: type[nn.Module]) -> bool:
         return False
     if module._modules or module._buffers or not module._parameters.keys() <= {"weight", "bias"}:
         return False
-    return not any(map(has_gradient_hooks, module.parameters())) and all(
-        type(p) is nn.Parameter for p in module.parameters()
-    )
+    return not _has_gradient_hooks(module) and all(type(p) is nn.Parameter for p in module.parameters())
 
 
 def is_table(module: nn.Module | None) -> bool:
@@ -118,6 +115,11 @@ def is_tokenwise(module: nn.Module) -> bool:
 def _has_hooks(module: nn.Module) -> bool:
     """Whether hooks run with the module."""
     return any(hooks for name, hooks in vars(module).items() if name.endswith("_hooks"))
+
+
+def _has_gradient_hooks(module: nn.Module) -> bool:
+    """Whether hooks run with the gradients of its parameters."""
+    return any(p._backward_hooks or p._post_accumulate_grad_hooks for p in module.parameters())
 
 
 def _has_methods(module: nn.Module, kind: type[nn.Module]) -> bool:
@@ -138,7 +140,7 @@ def _is_unchanged(module: nn.Module) -> bool:
     """Whether a module is exactly of a class of `lib/moe.py`."""
     if type(module) not in (Router, Experts) or "forward" in vars(module) or _has_hooks(module):
         return False
-    return type(module) is Router or not any(map(has_gradient_hooks, module.parameters()))  # a router stays as it is
+    return type(module) is Router or not _has_gradient_hooks(module)  # a router stays as it is
 
 
 def own_part(mixture: MoE, n: int) -> str:
@@ -152,7 +154,7 @@ def own_part(mixture: MoE, n: int) -> str:
         return f"a {changed[0]}()" if changed else "hooks"
     experts = mixture.experts
     if not _is_unchanged(experts):
-        return "gradient hooks on experts" if any(map(has_gradient_hooks, experts.parameters())) else "experts"
+        return "gradient hooks on experts" if _has_gradient_hooks(experts) else "experts"
     slices = n == 1 or _acts_on_shards(experts.act, experts.up.shape[1], experts.down.shape[2], n)
     return "" if slices else "an activation that mixes features"
 
@@ -219,17 +221,17 @@ def check_layers(model: nn.Module, n: int, sequence_parallel: bool) -> None:
         if place == BETWEEN and not sequence_parallel:
             if marks:
                 raise ValueError(
-                    f"{described(name, module, n)} is marked by mark_partial, but without sequence_parallel it works "
-                    f"on the full sequence, so its gradients would be summed {n} times: mark it only with "
+                    f"{name_of_layer(name, module, n)} is marked by mark_partial, but without sequence_parallel it "
+                    f"works on the full sequence, so its gradients would be summed {n} times: mark it only with "
                     "sequence_parallel=True"
                 )
         elif place == BETWEEN and isinstance(module, Attention) and custom_part(module, n) not in ("", "forward"):
             raise ValueError(
-                f"{described(name, module, n)} mixes tokens, and would get a shard of the sequence: use "
+                f"{name_of_layer(name, module, n)} mixes tokens, and would get a shard of the sequence: use "
                 "sequence_parallel=False, or an unchanged Attention of lib/model.py"
             )
         elif marks is None and not is_right(module, place, n):
-            raise ValueError(f"{described(name, module, n)} {_WHY[place]}")
+            raise ValueError(f"{name_of_layer(name, module, n)} {_WHY[place]}")
 
 
 _WHY = {
@@ -250,7 +252,7 @@ def is_right(module: nn.Module, place: str, n: int) -> bool:
     return is_known and not _has_hooks(module) and not module._parameters
 
 
-def described(name: str, module: nn.Module, n: int) -> str:
+def name_of_layer(name: str, module: nn.Module, n: int) -> str:
     """Name, class and custom part of a module: `blocks.0.mlp (MLP with its own act)`."""
     own = ""
     if isinstance(module, KNOWN):

@@ -21,7 +21,15 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from lib.model import GPT, MLP, Attention, Embed, swiglu
 from lib.moe import Experts, MoE
-from lib.tensor_parallel.custom_layers import BETWEEN, alike, described, is_right, is_tokenwise, own_part, unsharded
+from lib.tensor_parallel.custom_layers import (
+    BETWEEN,
+    alike,
+    is_right,
+    is_tokenwise,
+    name_of_layer,
+    own_part,
+    unsharded,
+)
 
 Computed = Callable[[Tensor], Tensor]
 MIXES_TOKENS = "mixes the tokens of a sequence, counts them, or draws random numbers"
@@ -39,16 +47,16 @@ def check_tokenwise(model: GPT) -> None:
         is_marked = hasattr(module, "partial_gradients") and not isinstance(module, Attention)
         if not is_marked and not is_right(module, BETWEEN, 1):
             raise ValueError(
-                f"{described(name, module, 1)} would get some tokens of each sequence, with context parallelism: first "
-                "call mark_partial(module) of lib/tensor_parallel/sequence.py if it treats tokens independently, or "
-                "use cp=1"
+                f"{name_of_layer(name, module, 1)} would get some tokens of each sequence, with context parallelism: "
+                "first call mark_partial(module) of lib/tensor_parallel/sequence.py if it treats tokens independently, "
+                "or use cp=1"
             )
     context = model.config.context
     for name, module in _custom(model):
         size = 2, _length(context, sum(p.numel() for p in module.parameters()))
         of_tokens = name in ("", "embed")
         x = _drawn(*size, model.config.d_model) if not of_tokens else torch.randint(model.config.vocab_size, size)
-        _check(described(name, module, 1), module, x, _by_token, MIXES_TOKENS, "cp=1")
+        _check(name_of_layer(name, module, 1), module, x, _by_token, MIXES_TOKENS, "cp=1")
     for name, module in model.named_modules():
         if isinstance(module, MLP) and is_right(module, BETWEEN, 1) and _is_custom(module.act):
             wide = module.up.out_features
@@ -69,7 +77,7 @@ def check_expert_rows(model: nn.Module) -> None:
             _check(f"{name}.act", module.act, _drawn(128, module.up.shape[1]), _by_row, MIXES_ROWS, way)
         if isinstance(module, MoE) and own_part(module, 1):
             x = _drawn(2, 64, module.router.weight.shape[1])
-            _check(described(name, module, 1), module, x, _by_sequence, MIXES_SEQUENCES, way)
+            _check(name_of_layer(name, module, 1), module, x, _by_sequence, MIXES_SEQUENCES, way)
 
 
 def _custom(model: GPT) -> Iterator[tuple[str, nn.Module]]:

@@ -205,6 +205,9 @@ def test_rounding_is_no_mixing():
     x = torch.tensor([-1e-12, 1.0])
     assert alike(x, x + 1e-6) and not alike(x, x + 1e-4) and not alike(x, x[:1])
     check_tokenwise(changed(act(partial(nn.functional.prelu, weight=torch.ones(1))), dtype=torch.float32))
+    rounds = Computes(lambda x: x * (1 + torch.finfo(x.dtype).eps * x.shape[1]))  # as kernels of different lengths do
+    change = put("blocks.0.norm1", lambda: nn.Sequential(Scaled(), rounds))
+    check_tokenwise(changed(change, dtype=torch.bfloat16))
 
 
 def test_a_layer_that_cannot_be_tried_is_refused():
