@@ -11,7 +11,8 @@ The idea: a layer that is not exactly a layer of `lib/model.py` stays full on ea
     around the head              a shard of the logits      a marked layer
 
 A mark is a statement by the user: the attribute `partial_gradients`, a tuple of parameter names, as `mark_partial` sets
-it. With context parallelism it is tried on random numbers, too (`tokenwise.py`). All other layers are refused, by name, before anything changes.
+it. With context parallelism it is tried on random numbers, too (`tokenwise.py`). A layer without a mark is refused, by
+name, before anything changes.
 """
 
 from __future__ import annotations

@@ -32,6 +32,7 @@ from lib.tensor_parallel.custom_layers import (
 )
 
 Computed = Callable[[Tensor], Tensor]
+MARK = "first call mark_partial(module) of lib/tensor_parallel/sequence.py if it treats tokens independently"
 MIXES_TOKENS = "mixes the tokens of a sequence, counts them, or draws random numbers"
 MIXES_ROWS = "mixes the rows of an expert, which come from all sequences, or draws random numbers"
 MIXES_SEQUENCES = "mixes the sequences of a batch, or draws random numbers"
@@ -44,12 +45,12 @@ def check_tokenwise(model: GPT) -> None:
         ValueError: a custom layer without a mark; or one that mixes tokens, with a mark or without.
     """
     for name, module, _ in unsharded(model, 1):
-        is_marked = hasattr(module, "partial_gradients") and not isinstance(module, Attention)
-        if not is_marked and not is_right(module, BETWEEN, 1):
+        attends = isinstance(module, Attention)
+        if not is_right(module, BETWEEN, 1) and (attends or not hasattr(module, "partial_gradients")):
+            way = "use an Attention of lib/model.py as it is" if attends else MARK
             raise ValueError(
                 f"{name_of_layer(name, module, 1)} would get some tokens of each sequence, with context parallelism: "
-                "first call mark_partial(module) of lib/tensor_parallel/sequence.py if it treats tokens independently, "
-                "or use cp=1"
+                f"{way}, or use cp=1"
             )
     context = model.config.context
     for name, module in _custom(model):

@@ -216,7 +216,7 @@ def test_a_layer_that_cannot_be_tried_is_refused():
         words = said(lambda change=change: check_tokenwise(changed(change)), ValueError)
         assert "so whether it mixes tokens is not seen: use cp=1" in words
     change = hooked("blocks.0.attention")
-    assert "would get some tokens of each" in said(lambda: check_tokenwise(changed(change)), ValueError)
+    assert "use an Attention of lib/model.py as it is" in said(lambda: check_tokenwise(changed(change)), ValueError)
 
 
 def test_a_trial_changes_nothing():
