@@ -247,9 +247,11 @@ class Layout:
         """
         in_one_group = self.ep == self.dp and (self.capacity_over == "group" or self.ep == 1)
         of_one = in_one_group and self.cp == 1 and self.microbatches == 1
-        if model.capacity_factor is not None and not of_one:
+        factor = model.capacity_factor
+        may_drop = factor is not None and factor * model.top_k < model.experts  # else there is room for all tokens
+        if may_drop and not of_one:
             raise ValueError(
-                f"capacity_factor={model.capacity_factor} drops tokens that find an expert full, and these ranks and "
+                f"capacity_factor={factor} drops tokens that find an expert full, and these ranks and "
                 "microbatches drop others than one process: leave it out, or use capacity_over=group, ep as large as "
                 "dp, cp=1 and microbatches=1"
             )
@@ -304,8 +306,7 @@ def nearest(
         return sum(abs(math.log2(k)) for k in ratios) + sum(getattr(layout, name) != x for name, x in others.items())
 
     worlds = {world} if num_ranks else {n for n in (world, *(2**k for k in range(world.bit_length()))) if n <= most}
-    cps = divisors(counts["cp"])
-    eps = {counts["ep"], *(2**k for k in range(counts["ep"].bit_length()))}
+    cps, eps = ({*divisors(n), *(2**k for k in range(n.bit_length()))} for n in (counts["cp"], counts["ep"]))
     possible = _possible(others, {"microbatches": {counts["microbatches"], 1, 2, 4, 8, 16}, "ep": eps}, worlds, cps)
     for layout in sorted(possible, key=lambda layout: (changes(layout), str(layout))):
         with suppress(ValueError):
@@ -315,7 +316,7 @@ def nearest(
 
 
 def _possible(
-    others: Mapping[str, object], counts: Mapping[str, set[int]], worlds: set[int], cps: list[int]
+    others: Mapping[str, object], counts: Mapping[str, set[int]], worlds: set[int], cps: set[int]
 ) -> list[Layout]:
     """All degrees on so many ranks, these of cp, with these counts; all else has its requested or simplest value."""
     simplest = {"schedule": "1f1b", "stages_per_rank": 1, "sequence_parallel": False, "zero": 1, "recompute": "none"}

@@ -46,7 +46,8 @@ class ExpertOptions:
             a loop multiplies the loss (a mean over microbatches, a GradScaler), multiply the weight too.
         balance_over: the tokens whose loads are balanced: of the whole batch, or of each sequence.
         bias_rate: by how much a step moves the bias of an expert, up if its load is below the mean; 0: no biases.
-        capacity_factor: rows that an expert takes in training, as a multiple of the even load; None: all.
+        capacity_factor: rows that an expert takes in training, as a multiple of the even load of the tokens here, so
+            ranks and microbatches drop others than one process; None: all.
 
     Raises:
         ValueError: more experts per token than experts; a lone score divided by itself; an invalid number.

@@ -38,6 +38,7 @@ from lib.data_parallel.zero import check_range, kept_precise, sharded_gradients
 from lib.documents import documents_of
 from lib.expert_parallel.layer import ExpertGroups, expert_parallel
 from lib.facts import serial_names
+from lib.gradient_hooks import check_linear_hooks
 from lib.gradient_ranks import facts_of
 from lib.launch import device
 from lib.layout import TOKEN_AXES, Layout
@@ -51,8 +52,9 @@ from lib.pipeline.schedules.with_reduce import with_reduce
 from lib.pipeline.stage import Stage, check_cut, cut, tie
 from lib.placement import of_experts, parts, with_experts
 from lib.placement import shard as shard_of
-from lib.tensor_parallel.custom_layers import check_tokenwise
+from lib.tensor_parallel.custom_layers import check_full
 from lib.tensor_parallel.gpt import tensor_parallel
+from lib.tensor_parallel.tokenwise import check_expert_rows, check_tokenwise
 from lib.tensor_parallel.vocab import vocab_parallel_loss
 
 ParallelGPT = ParallelModel  # its former name
@@ -90,7 +92,9 @@ def parallelize(
             f"parallelize takes a GPT of lib/model.py, and {type(model).__name__} is none: use assemble(), which takes "
             "any model, or FSDP, ZeRO1 or BucketedDDP of lib/data_parallel"
         )
+    check_full(model)
     _check_mesh(mesh, layout)
+    check_linear_hooks(model, layout)
     _check_mixtures(model, layout)
     if layout.pp > 1:
         check_cut(model)
@@ -209,6 +213,7 @@ def assemble(
     if layout.ep > 1:
         raise ValueError(f"ep={layout.ep} is for a GPT, whose experts ranks can share: use parallelize, or ep=1")
     check_unbalanced(model)
+    check_linear_hooks(model, layout)
     if layout.recompute != "none":
         raise ValueError(
             f"recompute={layout.recompute} is for a GPT: give stage=partial(Stage, recompute=True), which keeps the "
@@ -282,10 +287,11 @@ def _check_mixtures(model: nn.Module, layout: Layout) -> None:
     mixtures = [module for module in model.modules() if isinstance(module, MoE)]
     for options in [mixture.options for mixture in mixtures] or [ExpertOptions()]:
         layout.check_experts(options)
-    widths = [mixture.experts.down.shape[2] for mixture in mixtures if isinstance(mixture.experts, Experts)]
-    for width in widths:
-        if width % layout.tp:
+    for mixture in mixtures:
+        if isinstance(mixture.experts, Experts) and (width := mixture.experts.down.shape[2]) % layout.tp:
             raise ValueError(f"d_expert={width} cannot be split over tp={layout.tp}; use a multiple of {layout.tp}")
+    if layout.dp * layout.cp * layout.microbatches > 1:
+        check_expert_rows(model)
 
 
 def _check(model: nn.Module, layout: Layout, optimizer: MakeOptimizer, dtype: torch.dtype | None) -> None:

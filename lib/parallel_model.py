@@ -63,7 +63,8 @@ class ParallelModel:
         stages: the stages on this rank, by number.
         facts: facts of their parameters.
         owner: steps the parameters that this rank owns.
-        loss: function from all targets of a batch to the loss of some of its rows, as `assemble` takes it.
+        loss: function from all targets of a batch to the loss of some of its rows, as `assemble` takes it. Of a GPT it
+            gets this rank's logits, [B, T, V/tp], and with cp those of some tokens: there it cannot be replaced.
         norm_over: the ranks over which the gradient norm is summed.
         serial: key of the full `state_dict` → the name of its parameter, and its shape.
         seed: seed of dropout, and of all random numbers in forward.
@@ -93,6 +94,7 @@ class ParallelModel:
         self.over_tokens = self.mesh.group_of_some(*TOKEN_AXES)
         self.gradients, self.optimizer = self.owner.gradients, self.owner.optimizer
         self.shapes = dict(self.serial.values())
+        self._made_loss = self.loss
         self._flat_of = {name: flat for flat in self.owner.flats for name in flat.names}
         self.norm: Tensor | None = None
         self._next = 0  # number of the next step
@@ -215,7 +217,16 @@ class ParallelModel:
         return comm.all_reduce(term if has_rows else torch.zeros_like(term), self.over_tokens)
 
     def term_of(self, targets: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
-        """A function for the loss of some rows, as a term of the loss of all these targets, which all ranks hold."""
+        """A function for the loss of some rows, as a term of the loss of all these targets, which all ranks hold.
+
+        Raises:
+            ValueError: a loss that was replaced, with context parallelism.
+        """
+        if self.loss is not self._made_loss and (cp := self.mesh.group_of_some("cp").size) > 1:
+            raise ValueError(
+                f"model.loss was replaced, and on cp={cp} ranks it would get some tokens of each row, not whole rows: "
+                "keep the loss of parallelize, or use cp=1"
+            )
         return self.loss(targets)
 
     @torch.no_grad()

@@ -195,12 +195,16 @@ def make_units(
 
 
 def default_units(module: nn.Module) -> list[nn.Module]:
-    """The children of each `nn.ModuleList` outside all units; of nested lists, those of the innermost."""
+    """The children of each `nn.ModuleList` outside all units; of nested lists, those of the innermost.
+
+    A child in two places is called twice, so it is part of the root.
+    """
     units: list[nn.Module] = []
+    places = Counter(one for _, one in module.named_modules(remove_duplicate=False))
     inside: set[nn.Module] = set()
     for one in module.modules():  # outer ones first
         if isinstance(one, nn.ModuleList) and one not in inside:
-            called = [child for child in one if _has_forward(child)]
+            called = [child for child in one if _has_forward(child) and places[child] == 1]
             units += called
             inside.update(below for child in called for below in child.modules())
     return units
@@ -239,8 +243,9 @@ def split_units(module: nn.Module, units: list[nn.Module]) -> list[tuple[nn.Modu
 
 
 def _uses(module: nn.Module) -> Counter[int]:
-    """How often a module and those inside it hold each parameter."""
-    return Counter(id(p) for one in module.modules() for p in one._parameters.values() if p is not None)
+    """In how many places a module has each parameter; a module inside may be in two."""
+    every = (one for _, one in module.named_modules(remove_duplicate=False))
+    return Counter(id(p) for one in every for p in one._parameters.values() if p is not None)
 
 
 @torch.no_grad()

@@ -66,7 +66,8 @@ def mark_partial(module: nn.Module) -> None:
     Call it before `tensor_parallel` for a custom layer that treats tokens independently, and draws random numbers only
     in `nn.Dropout`. A missing mark raises an error: `tensor_parallel` names each module that it does not know, and
     `facts_of` each module with parameters and no mark in a model that shards the sequence (`check_marks`). So no step
-    needs to compare replicas. `module.partial_gradients = ()` marks a module that gets all tokens.
+    needs to compare replicas. `module.partial_gradients = ()` marks a module that gets all tokens; with context
+    parallelism none does, and each marked module computes random tokens, alone and among all (`tokenwise.py`).
     """
     for submodule in module.modules():
         if not hasattr(submodule, "placements"):  # a parallel layer has its own marks

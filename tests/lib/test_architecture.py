@@ -19,7 +19,7 @@ ROOT_FILES = """
 text trace cost/ kineto/ runtime/ torchrun/ mesh launch comm
 placement facts clip conjugate deferred recompute collectives losses moe model documents masks data memory versions
 doctor/ verify data_parallel/ tensor_parallel/ context_parallel/ expert_parallel/ pipeline/ layout planner/
-gradient_ranks parallel_model parallel checkpoint/ training/ lab/ train
+gradient_hooks gradient_ranks parallel_model parallel checkpoint/ training/ lab/ train
 """.split()
 PURE = [
     *("lib.cost", "lib.trace", "lib.kineto", "lib.lab.claims", "lib.pipeline.schedules", "lib.layout", "lib.planner"),

@@ -24,8 +24,8 @@ from lib.layout import Layout
 from lib.mesh import Group, Mesh, MeshShape
 from lib.model import GPT, GPTConfig, Heads
 from lib.parallel import assemble, parallelize
-from lib.tensor_parallel.custom_layers import check_tokenwise
 from lib.tensor_parallel.sequence import mark_partial
+from lib.tensor_parallel.tokenwise import check_tokenwise
 from tests.lib.sharding import CHOICES, STAGES, serial
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
