@@ -216,6 +216,10 @@ class ParallelModel:
                 module.training = mode
         return comm.all_reduce(term if has_rows else torch.zeros_like(term), self.over_tokens)
 
+    def watch_loss(self, watched: BatchLoss) -> None:
+        """Let `watched` stand before the loss: it sees what the loss gets, and gives what the loss gives."""
+        self.loss = self._made_loss = watched
+
     def term_of(self, targets: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
         """A function for the loss of some rows, as a term of the loss of all these targets, which all ranks hold.
 

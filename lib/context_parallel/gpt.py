@@ -22,7 +22,8 @@ from lib.masks import HeadsWithMasks, Places, RowDropout, set_on
 from lib.mesh import Group
 from lib.model import GPT, Attention, Embed, Heads
 from lib.moe import ExpertOptions, MoE
-from lib.tensor_parallel.custom_layers import METHODS, check_tokenwise
+from lib.tensor_parallel.custom_layers import METHODS
+from lib.tensor_parallel.tokenwise import check_tokenwise
 
 WAYS = {"gather": gather_attention, "ring": ring_attention, "ulysses": ulysses_attention}
 Positions = Callable[..., Tensor]  # (length, device=…) → the positions of so many tokens

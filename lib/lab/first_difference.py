@@ -96,7 +96,7 @@ class _Watched:
     def __init__(self, ours: ParallelModel, max_norm: float) -> None:
         self.ours, self.max_norm = ours, max_norm
         self._outputs = ModuleOutputs(stage.module for stage in ours.stages.values())
-        ours.term_of = partial(self._loss, ours.term_of)
+        ours.watch_loss(partial(self._loss, ours.loss))
         ours.optimizer.register_step_pre_hook(self._before)
 
     def _loss(self, loss: BatchLoss, targets: Tensor) -> Callable[[Tensor, Tensor], Tensor]:

@@ -158,6 +158,7 @@ def _copied(layer: nn.Module | Computed, dtype: torch.dtype, length: int) -> Com
     for module in list(made.modules()):
         module.training = not isinstance(module, (_DropoutNd, MoE))
         if isinstance(module, Embed):
+            module._modules.pop("positions", None)  # those of a layer
             module.positions = lambda n, device=None: (places if n == length else places[:, None]).to(device)
         for name, child in module.named_children():
             if isinstance(child, Attention):
