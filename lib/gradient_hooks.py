@@ -15,6 +15,8 @@ from lib.layout import Layout
 def check_linear_hooks(model: nn.Module, layout: Layout) -> None:
     """Check, before anything changes, that hooks on gradients give the same in this layout as in one process.
 
+    Each is called nine times, with random gradients.
+
     Raises:
         ValueError: a hook that gets terms of a sum, and is not linear, or runs after the terms are added to `p.grad`.
     """
