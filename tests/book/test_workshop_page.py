@@ -262,10 +262,10 @@ def test_all_own_scripts_are_light(say):
     sizes = {path.name: len(gzip.compress(path.read_bytes(), 9, mtime=0)) for path in scripts}
     say(f"own scripts, compressed: {sum(sizes.values()):,} bytes {sizes}")
     # Those of Will it fit? are loaded on its page only: its formulas, its fields, models with experts, and its reader
-    # of configs, which knows some fifty architectures.
+    # of configs, which knows some fifty architectures. 46,500 is chosen, on 45,562 of today.
     planner = sum(sizes.pop(name) for name in load("book_planner").SCRIPTS)
     # 32,500 is chosen, on 31,876 of today: folds, sidebar and search took 4,400 in November 2026.
-    assert len(sizes) >= 6 and sum(sizes.values()) < 32_500 and planner < 45_000
+    assert len(sizes) >= 6 and sum(sizes.values()) < 32_500 and planner < 46_500
 
 
 # ---- the page -------------------------------------------------------------------------------------------------------
@@ -428,7 +428,8 @@ def test_a_finger_drags_a_block_and_the_page(page_at):
     page.wait_for_function(f"scrollY !== {at}")
     assert rows(page) == before, "a finger that goes up scrolls"
     assert page.locator(".block.selected title").text_content().startswith("0F1:"), "and selects nothing"
-    block(page, "1F0").locator("text").tap()  # when the page has come to rest
+    page.wait_for_function("() => window.wasAt === (window.wasAt = scrollY)", polling=100)  # it has come to rest
+    block(page, "1F0").locator("text").tap()
     assert page.locator(".block.selected title").text_content().startswith("1F0:")
 
 
