@@ -73,7 +73,7 @@ def main(argv: list[str] | None = None) -> None:
     starts = not (args.plan or args.save_config)
     if problem and (not starts or machines() == 1):  # otherwise the other machines must get it, too
         _end(parser, 2, problem, speak)
-    if left := left_alone(args) if rank == 0 and not problem else "":
+    if rank == 0 and not problem and (left := left_alone(args)):
         print(left, file=sys.stderr)
     ranks = config.layout.num_ranks if config else size
     if not starts:

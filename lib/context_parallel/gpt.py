@@ -22,7 +22,7 @@ from lib.masks import HeadsWithMasks, Places, RowDropout, set_on
 from lib.mesh import Group
 from lib.model import GPT, Attention, Embed, Heads
 from lib.moe import ExpertOptions, MoE
-from lib.tensor_parallel.custom_layers import METHODS
+from lib.tensor_parallel.custom_layers import METHODS, is_sharded
 from lib.tensor_parallel.tokenwise import check_tokenwise
 
 WAYS = {"gather": gather_attention, "ring": ring_attention, "ulysses": ulysses_attention}
@@ -80,8 +80,7 @@ def _check(model: GPT, attention: str, order: str) -> None:
             "parallelize, or set model.finds_documents = False, and call see_documents of lib/documents.py with the "
             "documents of all tokens before each forward"
         )
-    sharded = any(hasattr(module, "placements") for module in model.modules())
-    if not sharded and kinds.isdisjoint({HeadsWithMasks, RowDropout}):  # else who changed it has checked it
+    if not is_sharded(model) and kinds.isdisjoint({HeadsWithMasks, RowDropout}):  # else who changed it has checked it
         check_tokenwise(model)
         _check_loads(model)
     for name, module in model.named_modules():

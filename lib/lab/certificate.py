@@ -140,16 +140,14 @@ def batches_to_certify(config: TrainConfig, steps: int = 3) -> list[Batch]:
     tokens, end = config.corpus.load().train, config.model.document_end
     sizes = {"global_batch": config.global_batch, "context": config.model.context, "seed": config.seed}
     every = (data.batch(tokens, step, **sizes) for step in range(steps if end is None else SEARCHED_STEPS))
-    if not (found := list(islice((one for one in every if end is None or _has_two_documents(one, end)), steps))):
+    if end is not None:
+        every = ((inputs, targets) for inputs, targets in every if (inputs[:, :-1] == end).any())
+    if not (found := list(islice(every, steps))):
         raise ValueError(
             f"document_end={end} is inside no sequence of the first {SEARCHED_STEPS:,} steps, so that nothing can be "
             "seen of documents that are kept apart: use a token of this text, or leave it out"
         )
     return found
-
-
-def _has_two_documents(batch: Batch, end: int) -> bool:
-    return bool((batch[0][:, :-1] == end).any())
 
 
 def _certified(

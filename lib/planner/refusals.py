@@ -41,11 +41,10 @@ def _refusals(training: Training, layout: Layout4D, able: frozenset[str]) -> Ite
         shared = f", {keys} of keys and values," if keys < heads else ""
         yield f"{heads} heads{shared} cannot be shared by {tp} tensor-parallel ranks: choose tp {ways}."
     if cp not in (possible := possible_cp(training)):
-        tokens, needs = model.context, cp * FEWEST_TOKENS
+        tokens, needs, fewer = model.context, cp * FEWEST_TOKENS, one_of(possible)
         if cp not in CP_RANKS:
-            ways = one_of(possible)
-            yield f"Context parallelism is planned over powers of two, {CP_RANKS[-1]} at most: choose cp {ways}."
-        ways = f"choose cp {one_of(possible)}, or sequences of {max(needs, -(-tokens // cp) * cp):,} tokens"
+            yield f"Context parallelism is planned over powers of two, {CP_RANKS[-1]} at most: choose cp {fewer}."
+        ways = f"choose cp {fewer}, or sequences of {max(needs, -(-tokens // cp) * cp):,} tokens"
         if tokens < needs:
             yield f"A context-parallel rank needs {FEWEST_TOKENS:,} tokens of a sequence or more: {ways}."
         yield f"{tokens:,} tokens of a sequence cannot be shared evenly by {cp} context-parallel ranks: {ways}."

@@ -198,9 +198,14 @@ def alike(a: Tensor, b: Tensor) -> bool:
 # ---- wrong use ------------------------------------------------------------------------------------------------------
 
 
+def is_sharded(model: nn.Module) -> bool:
+    """Whether a model has layers that tensor_parallel has changed."""
+    return any(hasattr(submodule, "placements") for submodule in model.modules())
+
+
 def check_full(model: nn.Module) -> None:
     """Raise ValueError for a model that is already sharded."""
-    if any(hasattr(submodule, "placements") for submodule in model.modules()):
+    if is_sharded(model):
         raise ValueError("this model is already sharded: give a full model, such as GPT(config)")
 
 
